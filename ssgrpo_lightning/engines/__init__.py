@@ -1,0 +1,6 @@
+"""Rollout engines: prompts in as token ids, completions out as token ids with log-probabilities."""
+
+from ssgrpo_lightning.engines.decode import TransformersEngine
+from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
+
+__all__ = ["RolloutEngine", "Samples", "Sampling", "TransformersEngine"]

