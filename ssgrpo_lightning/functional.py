@@ -52,11 +52,26 @@ def mixed_groups(rewards: PerRollout, group: Groups) -> Bool[Tensor, " rollout"]
     >>> mixed_groups(torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]))
     tensor([ True,  True, False, False])
     """
-    n = int(group.max()) + 1 if len(group) else 0
-    inf = math.inf
+    low, high = _group_range(rewards, group)
+    return (high > low) & ~rewards.isnan()
+
+
+def _group_range(rewards: PerRollout, group: Groups) -> tuple[PerRollout, PerRollout]:
+    """Least and greatest reward of each rollout's group, over those that have one."""
+    n, inf = int(group.max()) + 1 if len(group) else 0, math.inf
     low = rewards.new_full((n,), inf).scatter_reduce(0, group, rewards.nan_to_num(inf), "amin")
     high = rewards.new_full((n,), -inf).scatter_reduce(0, group, rewards.nan_to_num(-inf), "amax")
-    return (high > low)[group] & ~rewards.isnan()
+    return low[group], high[group]
+
+
+def relative_rewards(rewards: PerRollout, group: Groups) -> PerRollout:
+    """Min-max normalised reward within the group; NaN where all are equal or none is known.
+
+    >>> relative_rewards(torch.tensor([.2, .4, .6]), torch.tensor([0, 0, 0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    low, high = _group_range(rewards, group)
+    return (rewards - low) / (high - low)
 
 
 def group_std(rewards: PerRollout, group: Groups) -> PerRollout:

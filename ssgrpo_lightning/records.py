@@ -12,7 +12,6 @@ from lengths, never from token values: id 0 is a real token in many vocabularies
 token may be the end-of-sequence token.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -70,6 +69,7 @@ class Rollouts:
             same prompt twice is two groups.
         problems: Problem of each rollout.
         texts: Completion text of each rollout, without special tokens.
+        reasons: The verifier's reason for each reward, for people.
         policy_step: Number of policy updates made before these rollouts were sampled.
     """
 
@@ -84,6 +84,7 @@ class Rollouts:
     group: Int[Tensor, " rollout"]
     problems: tuple[Problem, ...]
     texts: tuple[str, ...]
+    reasons: tuple[str, ...]
     policy_step: int = 0
 
     def __len__(self) -> int:
@@ -108,25 +109,46 @@ class Rollouts:
         }
         return replace(self, **moved)
 
-    def select(self, rows: Int[Tensor, " row"] | Sequence[int]) -> "Rollouts":
+    def columns(self, rows: Int[Tensor, " row"]) -> slice:
+        """The columns in which any of the given rollouts has a token."""
+        used = self.attended[rows].any(0).nonzero()
+        return slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
+
+    def select(self, rows: Int[Tensor, " row"]) -> "Rollouts":
         """The given rollouts, in the given order, without the columns that only padded others.
 
-        `rows` counts rollouts from 0. Group numbers keep their values.
+        `rows` counts rollouts from 0. Groups keep their numbers.
         """
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
-        picked = index.tolist()
-        attended = self.attended[index]
-        used = attended.any(0).nonzero()
-        span = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
-        changed: dict = {
-            "problems": tuple(self.problems[i] for i in picked),
-            "texts": tuple(self.texts[i] for i in picked),
-        }
+        picked, span, changed = rows.tolist(), self.columns(rows), {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
-                changed[f.name] = value[index] if value.ndim == 1 else value[index][:, span]
+                changed[f.name] = value[rows] if value.ndim == 1 else value[rows, span]
+            elif isinstance(value, tuple):
+                changed[f.name] = tuple(value[i] for i in picked)
         return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class CreditedRollouts:
+    """Rollouts with all that the policy loss needs.
+
+    Attributes:
+        rollouts: The rollouts.
+        advantages: Advantage of each sampled token; 0 elsewhere.
+        old: Log-probability of each sampled token before the first optimiser step of the update;
+            None where that is the very forward pass of the loss, so that the ratio is exactly 1.
+    """
+
+    rollouts: Rollouts
+    advantages: Float[Tensor, "rollout token"]
+    old: Float[Tensor, "rollout token"] | None = None
+
+    def select(self, rows: Int[Tensor, " row"]) -> "CreditedRollouts":
+        """The given rollouts, cut like `Rollouts.select`."""
+        span = self.rollouts.columns(rows)
+        old = None if self.old is None else self.old[rows, span]
+        return CreditedRollouts(self.rollouts.select(rows), self.advantages[rows, span], old)
 
 
 @dataclass(frozen=True)

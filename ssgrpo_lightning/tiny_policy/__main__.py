@@ -91,7 +91,7 @@ def main() -> None:
     ap.add_argument("--ops", type=int, default=5)
     ap.add_argument("--high", type=int, default=20)
     ap.add_argument("--batch", type=int, default=128)
-    ap.add_argument("--stop", type=float, default=1.0)
+    ap.add_argument("--stop", type=float, default=1.0); ap.add_argument("--every", type=int, default=100)
     a = ap.parse_args()
     torch.manual_seed(0)
     rng = random.Random(0)
@@ -111,7 +111,7 @@ def main() -> None:
         opt.zero_grad(); loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step(); sch.step()
-        if (u + 1) % 100 == 0:
+        if (u + 1) % a.every == 0:
             g, s = accuracy(policy, task), accuracy(policy, task, 1.0, 8)
             print(u + 1, f"{time.time()-t0:.0f}s loss {loss:.4f} greedy {g[0]:.3f} sample {s[0]:.3f} pass@8 {s[1]:.3f} len {s[2]:.0f}", flush=True)
             if g[0] >= a.stop:

@@ -1,0 +1,171 @@
+"""Credit rules: step values to per-step advantages. One abstract class, then its members.
+
+Every rule returns advantages per step, which are spread over the step's tokens. A weighting is a
+rule that multiplies the group advantage. `docs` of the signs: an unsound step of a failure must be
+blamed most, a sound one of a success praised most.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssgrpo_lightning.functional import (
+    clipped_baseline,
+    gain_weights,
+    gated,
+    group_advantages,
+    mean_one,
+    sign_aware,
+    step_lengths,
+    value_gains,
+    window_mean,
+)
+from ssgrpo_lightning.objectives import Objective
+from ssgrpo_lightning.records import Rollouts, StepScores
+
+PerStep = Float[Tensor, "rollout step"]
+
+
+def outcome_scores(
+    rollouts: Rollouts, scale: Literal["group", "batch", "none"] = "group"
+) -> StepScores:
+    """What the outcomes alone say: group advantages, and the same value for every prefix."""
+    lengths = step_lengths(rollouts.step, rollouts.steps)
+    baseline = clipped_baseline(rollouts.rewards, rollouts.group)
+    even = baseline[:, None].expand(lengths.shape)
+    return StepScores(
+        scores=even,
+        values=even,
+        mask=lengths > 0,
+        lengths=lengths,
+        rewards=rollouts.rewards,
+        baseline=baseline,
+        advantages=group_advantages(rollouts.rewards, rollouts.group, scale),
+        group=rollouts.group,
+    )
+
+
+def with_logits(outcomes: StepScores, logits: PerStep, objective: Objective) -> StepScores:
+    """The same record with the estimator's logits read as scores and values."""
+    values = objective.values(logits, outcomes.baseline)
+    return replace(outcomes, scores=objective.scores(logits), values=values)
+
+
+class CreditRule(ABC):
+    """Turns the values of steps into their advantages."""
+
+    needs_values: ClassVar[bool] = True
+    """Whether the rule looks at the estimator; if not, the estimator neither runs nor costs."""
+
+    @abstractmethod
+    def __call__(self, scores: StepScores) -> PerStep:
+        """Advantage of each step."""
+
+    @abstractmethod
+    def weights(self, scores: StepScores) -> PerStep:
+        """Weight of each step before the gate, for monitors; 1 where a rule does not weight."""
+
+
+@dataclass(frozen=True)
+class Broadcast(CreditRule):
+    """Plain GRPO: every step gets the group advantage of its rollout."""
+
+    needs_values: ClassVar[bool] = False
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        return scores.advantages[:, None].expand(scores.values.shape)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)
+
+
+@dataclass(frozen=True)
+class Weighting(CreditRule):
+    """A rule that multiplies the group advantage: ``A_i (1 + g (w - 1))``."""
+
+    gate: float = 1.0
+    """Share g of the weighting that acts, in [0, 1]; 0 is plain GRPO, bit for bit."""
+    window: int = 512
+    """Tokens of the windows in which very long rollouts average their weights."""
+    window_over: int = 5000
+    """Completion tokens over which a rollout counts as very long."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.gate <= 1:
+            raise ValueError(
+                f"{name}.gate is {self.gate}, must be in [0, 1]: 0 is plain GRPO, 1 the full weights"
+            )
+        if self.window < 1 or self.window_over < self.window:
+            raise ValueError(
+                f"{name}.window is {self.window} and window_over is {self.window_over}, must be "
+                "1 <= window <= window_over: raise window_over to switch windows off"
+            )
+
+    @abstractmethod
+    def raw_weights(self, scores: StepScores) -> PerStep:
+        """Weights as the formula gives them."""
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return window_mean(
+            self.raw_weights(scores), scores.lengths, self.window, self.window_over
+        )
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        return scores.advantages[:, None] * gated(self.weights(scores), self.gate)
+
+
+@dataclass(frozen=True)
+class PublishedProduct(Weighting):
+    """The published form, ``A_i w(s)`` with w the score; never normalised.
+
+    In failures it blames the *sound* steps most: kept as a baseline.
+    """
+
+    def raw_weights(self, scores: StepScores) -> PerStep:
+        return scores.scores
+
+
+@dataclass(frozen=True)
+class SignAware(Weighting):
+    """Score where A > 0, 1 - score where A < 0, with a floor and mean 1. OREAL (2502.06781) eq. 10."""
+
+    floor: float = 0.1
+    """Least weight before the mean-1 step, so that no step stops learning."""
+
+    def raw_weights(self, scores: StepScores) -> PerStep:
+        weights = sign_aware(scores.scores, scores.advantages).clamp(min=self.floor)
+        return mean_one(weights, scores.lengths)
+
+
+@dataclass(frozen=True)
+class ValueGain(Weighting):
+    """``w_t = clip(1 + k sign(A_i) D_t, floor, w_max)`` with mean 1, D_t what the step gained.
+
+    A failure blames the step at which the value fell, a success praises the one at which it rose.
+    k = 0 is plain GRPO.
+    """
+
+    k: float = 4.0
+    """How strongly a gain bends the weight."""
+    floor: float = 0.1
+    """Least weight before the mean-1 step, so that no step stops learning."""
+    w_max: float = 4.0
+    """Greatest weight before the mean-1 step, so that no step carries the update alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.floor <= 1 <= self.w_max or self.k < 0:
+            raise ValueError(
+                f"ValueGain has k {self.k}, floor {self.floor}, w_max {self.w_max}, must be "
+                "k >= 0 and 0 <= floor <= 1 <= w_max: a step without gain has weight 1"
+            )
+
+    def raw_weights(self, scores: StepScores) -> PerStep:
+        gains = value_gains(scores.values, scores.baseline, scores.mask)
+        weights = gain_weights(gains, scores.advantages, self.k, self.floor, self.w_max)
+        return mean_one(weights, scores.lengths)

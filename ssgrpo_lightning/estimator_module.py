@@ -1,0 +1,129 @@
+"""The estimator as a LightningModule: its network, its objective, its optimiser. Knows no rank.
+
+Fitted by `alternation.SSGRPO` while the policy learns, or alone on stored rollouts.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from jaxtyping import Float
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from ssgrpo_lightning.credit import outcome_scores, with_logits
+from ssgrpo_lightning.estimators import CausalSteps, Estimator
+from ssgrpo_lightning.functional import mixed_groups
+from ssgrpo_lightning.metrics import last_value, ranking_accuracy
+from ssgrpo_lightning.objectives import NoisyAnd, Objective
+from ssgrpo_lightning.policy_module import with_schedule
+from ssgrpo_lightning.records import Rollouts, StepScores
+
+
+class EstimatorModule(L.LightningModule):
+    """Owns the estimator and says what its loss on whole groups of rollouts is.
+
+    Args:
+        optimizer: Optimiser of the estimator.
+        estimator: Network that reads rollouts.
+        objective: What its logits mean and are trained toward.
+        lr_scheduler: Learning-rate schedule, one step per update; null: constant.
+        micro_batch_groups: Groups of one forward and backward pass.
+        max_grad_norm: Gradients are clipped to this global norm; null: never.
+        checkpoint: Lightning checkpoint of an estimator that was fitted alone, to start from.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        estimator: Estimator | None = None,
+        objective: Objective = NoisyAnd(),  # noqa: B008 (frozen)
+        lr_scheduler: LRSchedulerCallable | None = None,
+        micro_batch_groups: int = 64,
+        max_grad_norm: float | None = 1.0,
+        checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
+        if micro_batch_groups < 1:
+            raise ValueError(
+                f"estimator.micro_batch_groups is {micro_batch_groups}, must be at least 1"
+            )
+        if max_grad_norm is not None and max_grad_norm <= 0:
+            raise ValueError(
+                f"estimator.max_grad_norm is {max_grad_norm}, must be greater than 0, or null for "
+                "no clipping"
+            )
+        if checkpoint is not None and not Path(checkpoint).is_file():
+            raise ValueError(
+                f"estimator.checkpoint is {checkpoint!r}, which is no file: fit an estimator alone "
+                "with configs/estimator.yaml, or set it to null"
+            )
+        self.estimator = CausalSteps() if estimator is None else estimator
+        self.objective, self.max_grad_norm = objective, max_grad_norm
+        self.micro_batch_groups = micro_batch_groups
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        if checkpoint is not None:
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+            self.load_state_dict(state)
+
+    @property
+    def margin(self) -> float | None:
+        """Margin of the objective, where it has one."""
+        return getattr(self.objective, "margin", None)
+
+    @margin.setter
+    def margin(self, value: float) -> None:
+        self.objective = replace(self.objective, margin=value)  # pyright: ignore[reportCallIssue]
+
+    def get_extra_state(self) -> dict[str, float | None]:
+        """The margin moves while training, so it is saved with the weights."""
+        return {"margin": self.margin}
+
+    def set_extra_state(self, state: dict[str, float | None]) -> None:
+        if self.margin is not None and state["margin"] is not None:
+            self.margin = state["margin"]
+
+    def configure_optimizers(self) -> Any:
+        return with_schedule(
+            self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator"
+        )
+
+    def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
+        """Logit of every step."""
+        return self.estimator(rollouts)
+
+    @torch.no_grad()
+    def score(self, rollouts: Rollouts, outcomes: StepScores) -> StepScores:
+        """Outcomes with the estimator's scores and values, as it is before it learns from them."""
+        return with_logits(outcomes, self.forward(rollouts), self.objective)
+
+    def learnable(self, rollouts: Rollouts) -> Float[Tensor, ""]:
+        """Rollouts that teach the estimator something: those of mixed groups."""
+        return mixed_groups(rollouts.rewards, rollouts.group).sum().float()
+
+    def loss(self, rollouts: Rollouts, divisor: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Loss of a micro-batch of whole groups.
+
+        Args:
+            rollouts: The micro-batch.
+            divisor: Learnable rollouts of the whole optimiser step.
+        """
+        logits = self.forward(rollouts)
+        return self.objective.loss(logits, outcome_scores(rollouts)).sum() / divisor
+
+    def training_step(self, rollouts: Rollouts, batch_idx: int) -> Tensor:
+        """Fit alone: one optimiser step on a batch of stored groups."""
+        loss = self.loss(rollouts, self.learnable(rollouts).clamp(min=1))
+        self.log("estimator/loss", loss, prog_bar=True, batch_size=len(rollouts))
+        return loss
+
+    def validation_step(self, rollouts: Rollouts, batch_idx: int) -> None:
+        """Fit alone: loss on groups held out, and how well the last value ranks within a group."""
+        learnable = self.learnable(rollouts)
+        loss = self.loss(rollouts, learnable.clamp(min=1))
+        scores = self.score(rollouts, outcome_scores(rollouts))
+        right, pairs = ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group)
+        self.log("val/estimator_loss", loss, prog_bar=True, batch_size=int(learnable))
+        self.log("val/auc", right / pairs, prog_bar=True, batch_size=int(pairs))

@@ -1,0 +1,209 @@
+"""What is logged of an update, as pairs (sum, count), so that means over ranks are means of sums."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+
+from ssgrpo_lightning.functional import (
+    group_std,
+    group_sum,
+    mixed_groups,
+    spread_steps,
+    weight_entropy,
+)
+from ssgrpo_lightning.records import Rollouts, StepScores
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+
+UNIFORM_OVER, COLLAPSED_UNDER = 0.99, 0.5
+NEAR_ZERO = 1e-6
+TOP_TEXTS = 10
+
+
+def mean_of(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sum and count of the finite entries of `x` where `mask` holds.
+
+    >>> mean_of(torch.tensor([1., float("nan"), 3.]))
+    (tensor(4.), tensor(2.))
+    """
+    x = x.float()
+    keep = ~x.isnan() if mask is None else mask & ~x.isnan()
+    return torch.where(keep, x, 0.0).sum(), keep.sum().float()
+
+
+def ranking_accuracy(
+    z: Float[Tensor, " rollout"], rewards: Float[Tensor, " rollout"], group: Int[Tensor, " rollout"]
+) -> tuple[Tensor, Tensor]:
+    """Pairs of a better and a worse rollout of one group that `z` ranks rightly (ties count half),
+    and the number of such pairs; their quotient is the AUC within groups.
+
+    >>> r, g = torch.tensor([1., 0., 0.]), torch.tensor([0, 0, 0])
+    >>> ranking_accuracy(torch.tensor([2., 1., 3.]), r, g)
+    (tensor(1.), tensor(2.))
+    """
+    better = (group[:, None] == group) & (rewards[:, None] > rewards)
+    right = (z[:, None] > z).float() + 0.5 * (z[:, None] == z).float()
+    return (right * better).sum(), better.sum().float()
+
+
+def last_value(scores: StepScores) -> Float[Tensor, " rollout"]:
+    """Value of each whole rollout: that of its last step."""
+    last = (scores.mask.sum(1) - 1).clamp(min=0)
+    return scores.values.gather(1, last[:, None])[:, 0]
+
+
+def rollout_sums(rollouts: Rollouts) -> Sums:
+    """Rewards, lengths and diversity of the rollouts; names as in TRL where TRL has them."""
+    lengths, truncated = rollouts.completion_lengths.float(), rollouts.truncated
+    rewards, group = rollouts.rewards, rollouts.group
+    known = ~rewards.isnan()
+    one_each = 1 / group_sum(torch.ones_like(rewards), group)  # sums to 1 over a group
+    dead = known & ~mixed_groups(rewards, group)
+    deviation = group_std(rewards, group)
+    return {
+        "reward": mean_of(rewards),
+        "reward_std": mean_of(deviation),
+        "reward_var_within_group": mean_of(deviation.square()),
+        "frac_reward_zero_std": ((dead * one_each).sum(), one_each.sum()),
+        "verifier/none_frac": mean_of(~known),
+        "entropy": mean_of(rollouts.entropy, rollouts.sampled),
+        "completions/mean_length": mean_of(lengths),
+        "completions/mean_terminated_length": mean_of(lengths, ~truncated),
+        "completions/clipped_ratio": mean_of(truncated),
+        "group/distinct_completions": (_distinct_per_group(rollouts), one_each.sum()),
+    }
+
+
+def credit_sums(
+    rollouts: Rollouts,
+    scores: StepScores,
+    weights: Float[Tensor, "rollout step"],
+    advantages: Float[Tensor, "rollout step"],
+) -> Sums:
+    """What the credit rule did; weights are those before the gate, in rollouts with an advantage."""
+    mask, lengths = scores.mask, scores.lengths
+    bent = scores.advantages != 0
+    seen = mask & bent[:, None]
+    entropy = torch.where(bent, weight_entropy(weights, mask), math.nan)
+    per_token = spread_steps(advantages, rollouts.step).abs()
+    plain = (scores.advantages.abs() * lengths.sum(1)).sum()
+    within, total = _variance_parts(weights, seen)
+    sums = {
+        "step/count_mean": mean_of(mask.sum(1)),
+        "step/len_tokens_mean": mean_of(lengths, mask),
+        "step/value_mean": mean_of(scores.values, mask),
+        "step/weight_mean": mean_of(weights, seen),
+        "step/weight_entropy": mean_of(entropy),
+        "step/frac_uniform": mean_of((entropy > UNIFORM_OVER).float(), ~entropy.isnan()),
+        "step/frac_collapsed": mean_of((entropy < COLLAPSED_UNDER).float(), ~entropy.isnan()),
+        "step/within_variance_share": (within, total),
+        "step/adv_mass_ratio": (per_token.sum(), plain),
+        "step/effective_tokens": mean_of(per_token > NEAR_ZERO, rollouts.sampled),
+        "step/top10_text_share": _top_texts(rollouts, per_token),
+        "estimator/auc": ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group),
+    }
+    for quarter, part in enumerate(advantage_by_position(rollouts, per_token, 4), 1):
+        sums[f"step/advantage_quarter{quarter}"] = part
+    return sums
+
+
+def advantage_by_position(
+    rollouts: Rollouts, per_token: Float[Tensor, "rollout token"], bins: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Sum and count of absolute token advantages in each part of the rollouts, first to last."""
+    index = rollouts.sampled.long().cumsum(1) - 1
+    part = index * bins // rollouts.completion_lengths.clamp(min=1)[:, None]
+    return [mean_of(per_token, rollouts.sampled & (part == b)) for b in range(bins)]
+
+
+def _variance_parts(
+    weights: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> tuple[Tensor, Tensor]:
+    """Squared deviations of weights within rollouts, and altogether."""
+    zero = weights.new_zeros(())
+    if not bool(mask.any()):
+        return zero, zero
+    count = mask.sum(1, keepdim=True).clamp(min=1)
+    mean = (weights * mask).sum(1, keepdim=True) / count
+    within = torch.where(mask, weights - mean, 0.0).square().sum()
+    return within, torch.where(mask, weights - weights[mask].mean(), 0.0).square().sum()
+
+
+def _hashes(rollouts: Rollouts, segment: Tensor, count: int) -> Tensor:
+    """A 63-bit fingerprint of the token ids of every segment, in order; no loop over steps."""
+    mask = rollouts.sampled
+    index = segment[mask]
+    position = torch.arange(len(index), device=index.device)
+    start = position.new_full((count,), len(index)).scatter_reduce(0, index, position, "amin")
+    mixed = (rollouts.tokens[mask] + 1) * 0x2545F4914F6CDD1D + (position - start[index]) * 0x9E3779B1
+    mixed = (mixed ^ (mixed >> 29)) * 0x3C79AC492BA7B653
+    mixed = mixed ^ (mixed >> 32)
+    return position.new_zeros(count).index_add(0, index, mixed)
+
+
+def _distinct_per_group(rollouts: Rollouts) -> Tensor:
+    """Number of different completions, summed over groups."""
+    row = torch.arange(len(rollouts), device=rollouts.tokens.device)[:, None]
+    prints = _hashes(rollouts, row.expand_as(rollouts.tokens), len(rollouts))
+    return torch.tensor(float(len(torch.stack([rollouts.group, prints], 1).unique(dim=0))))
+
+
+def _top_texts(
+    rollouts: Rollouts, per_token: Float[Tensor, "rollout token"]
+) -> tuple[Tensor, Tensor]:
+    """Absolute credit on the ten most frequent step texts of the batch, and on all."""
+    steps = rollouts.steps
+    row = torch.arange(len(rollouts), device=rollouts.tokens.device)[:, None]
+    segment = row * steps + rollouts.step.clamp(min=0)
+    count = len(rollouts) * steps
+    prints = _hashes(rollouts, segment, count)
+    mask = rollouts.sampled
+    credit = per_token.new_zeros(count).index_add(0, segment[mask], per_token[mask])
+    exists = torch.zeros(count, dtype=torch.bool, device=mask.device)
+    exists[segment[mask]] = True
+    _, text, often = prints[exists].unique(return_inverse=True, return_counts=True)
+    by_text = credit.new_zeros(len(often)).index_add(0, text, credit[exists])
+    top = often.argsort(descending=True, stable=True)[:TOP_TEXTS]
+    return by_text[top].sum(), credit.sum()
+
+
+class Accuracy(Metric):
+    """Share of problems solved, with a 95 % interval (Wilson, 1927)."""
+
+    solved: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("solved", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, rewards: Float[Tensor, " rollout"]) -> None:
+        """Count rewards of 1; a rollout without a verdict is not solved."""
+        self.solved += (rewards == 1).sum()
+        self.total += len(rewards)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The share and the bounds of its interval."""
+        low, high = wilson_interval(float(self.solved), float(self.total))
+        share = self.solved / self.total.clamp(min=1)
+        return {"accuracy": share, "low": torch.tensor(low), "high": torch.tensor(high)}
+
+
+def wilson_interval(successes: float, trials: float, z: float = 1.959964) -> tuple[float, float]:
+    """Confidence interval of a share (Wilson, 1927); z is 1.96 for 95 %.
+
+    >>> [round(x, 3) for x in wilson_interval(50, 100)]
+    [0.404, 0.596]
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    share, denominator = successes / trials, 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / denominator
+    half = z / denominator * math.sqrt(
+        share * (1 - share) / trials + z * z / (4 * trials * trials)
+    )
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,198 @@
+"""The policy as a LightningModule: its network, its loss, its optimiser. Knows no trainer or rank."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from jaxtyping import Bool, Float
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from ssgrpo_lightning.engines import Sampling
+from ssgrpo_lightning.functional import kl_k3
+from ssgrpo_lightning.losses import ClippedSurrogate, Dapo, Reduction, Surrogate
+from ssgrpo_lightning.policy import Policy, Pretrained
+from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
+from ssgrpo_lightning.rollouts import micro_batches
+
+
+class PolicyModule(L.LightningModule):
+    """Owns the language model and says what its loss on a micro-batch of rollouts is.
+
+    Args:
+        optimizer: Optimiser of the policy.
+        model: Which language model to start from.
+        lr_scheduler: Learning-rate schedule, one step per update; null: constant.
+        sampling: How rollouts are drawn in training.
+        evaluation: How completions are drawn in validation and test; null: greedily, with the
+            budget of `sampling`.
+        max_prompt_tokens: Longest prompt allowed; a longer one is refused, never cut.
+        surrogate: Loss of a token.
+        reduction: How token losses become one number.
+        beta: Weight of the KL divergence to the starting policy, in losses per nat; 0 loads no
+            reference.
+        micro_batch: Rollouts of one forward and backward pass.
+        max_grad_norm: Gradients are clipped to this global norm; null: never.
+        head_chunk: Tokens whose logits exist at one time.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        model: Pretrained = Pretrained(),  # noqa: B008 (frozen)
+        lr_scheduler: LRSchedulerCallable | None = None,
+        sampling: Sampling = Sampling(),  # noqa: B008
+        evaluation: Sampling | None = None,
+        max_prompt_tokens: int = 512,
+        surrogate: Surrogate = ClippedSurrogate(),  # noqa: B008
+        reduction: Reduction = Dapo(),  # noqa: B008
+        beta: float = 0.0,
+        micro_batch: int = 64,
+        max_grad_norm: float | None = 1.0,
+        head_chunk: int = 1024,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        rules = {
+            "beta": (beta, beta >= 0, "at least 0; 0 loads no reference"),
+            "micro_batch": (micro_batch, micro_batch >= 1, "at least 1"),
+            "head_chunk": (head_chunk, head_chunk >= 1, "at least 1; 1024 is usual"),
+            "max_prompt_tokens": (max_prompt_tokens, max_prompt_tokens >= 1, "at least 1"),
+            "max_grad_norm": (
+                max_grad_norm,
+                max_grad_norm is None or max_grad_norm > 0,
+                "greater than 0, or null for no clipping",
+            ),
+            "sampling.temperature": (
+                sampling.temperature,
+                sampling.temperature > 0,
+                "greater than 0 in training: greedy rollouts of a group are all the same",
+            ),
+        }
+        for field, (value, holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(f"policy.{field} is {value}, must be {rule}")
+        if sampling.truncates_support:
+            raise ValueError(
+                f"policy.sampling has top_k {sampling.top_k} and top_p {sampling.top_p}, must be "
+                "null in training: the loss would count tokens that could not be drawn; set them "
+                "in policy.evaluation, or lower policy.sampling.temperature"
+            )
+        self.automatic_optimization = False
+        self.model, self.sampling, self.beta = model, sampling, beta
+        self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)
+        self.max_prompt_tokens, self.micro_batch = max_prompt_tokens, micro_batch
+        self.surrogate, self.reduction = surrogate, reduction
+        self.max_grad_norm = max_grad_norm
+        self.head_chunk, self.gradient_checkpointing = head_chunk, gradient_checkpointing
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.policy: Policy | None = None
+        self.reference: Policy | None = None
+
+    def check(self, problems: dict[str, list[Problem]]) -> None:
+        """Check tokenizer and prompts, in seconds, before any weights load.
+
+        Raises:
+            ValueError: A prompt is empty or over the limit, or the model's context is too short.
+        """
+        codec = self.model.tokenizer()
+        budget = max(self.sampling.max_new_tokens, self.evaluation.max_new_tokens)
+        positions = self.model.max_positions()
+        for split, of_split in problems.items():
+            for problem in of_split:
+                length = len(codec.encode(problem))
+                if not 1 <= length <= self.max_prompt_tokens:
+                    raise ValueError(
+                        f"the prompt of {split} problem {problem.id} has {length} tokens, must be "
+                        f"1 to policy.max_prompt_tokens ({self.max_prompt_tokens}): raise the "
+                        f"limit or drop the problem; it begins {str(problem.prompt)[:60]!r}"
+                    )
+                if positions is not None and length + budget > positions:
+                    raise ValueError(
+                        f"{split} problem {problem.id} has {length} prompt tokens and may grow by "
+                        f"{budget}, but {self.model.name} reads {positions}: lower "
+                        "policy.sampling.max_new_tokens"
+                    )
+
+    def configure_model(self) -> None:
+        if self.policy is None:
+            self.policy = self.model.load(self.head_chunk, self.gradient_checkpointing)
+            if self.beta > 0:
+                self.reference = self.model.load(self.head_chunk).eval().requires_grad_(False)
+
+    def configure_optimizers(self) -> Any:
+        return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")
+
+    def logprobs(self, rollouts: Rollouts) -> Float[Tensor, "rollout token"]:
+        """Log-probabilities of the sampled tokens as they are now, without gradient."""
+        result = torch.zeros_like(rollouts.logprobs)
+        everyone = torch.arange(len(rollouts), device=result.device)
+        with torch.no_grad():
+            for rows in micro_batches(rollouts, everyone, self.micro_batch):
+                values, _ = self.forward(rollouts.select(rows))
+                result[rows, rollouts.columns(rows)] = values
+        return result
+
+    def forward(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of every sampled token."""
+        assert self.policy is not None
+        return self.policy(
+            rollouts.tokens, rollouts.attended, rollouts.sampled, self.sampling.temperature
+        )
+
+    def learnt(self, rollouts: Rollouts) -> Bool[Tensor, "rollout token"]:
+        """Tokens that count: sampled, in a rollout with a verdict. Numerator and denominator of
+        every reduction use this one mask.
+        """
+        return rollouts.sampled & ~rollouts.rewards.isnan()[:, None]
+
+    def loss(
+        self, batch: CreditedRollouts, divisor: Float[Tensor, ""]
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """Loss of a micro-batch, and sums over its tokens for the log.
+
+        Args:
+            batch: The micro-batch.
+            divisor: What the reduction counted over the whole optimiser step.
+        """
+        rollouts, advantages = batch.rollouts, batch.advantages
+        logprobs, _ = self.forward(rollouts)
+        old = logprobs.detach() if batch.old is None else batch.old
+        mask = self.learnt(rollouts)
+        losses = self.surrogate(logprobs, old, advantages)
+        with torch.no_grad():
+            drift = torch.where(mask, logprobs - rollouts.logprobs, 0.0)
+            sums = {"tokens": mask.sum(), "sampling/sampling_logp_difference/mean": drift.abs()}
+            sums |= {
+                name: where & mask
+                for name, where in self.surrogate.watch(logprobs, old, advantages).items()
+            }
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = self.reference(
+                    rollouts.tokens,
+                    rollouts.attended,
+                    rollouts.sampled,
+                    self.sampling.temperature,
+                )
+            kl = kl_k3(logprobs, reference)
+            losses = losses + self.beta * kl
+            sums["kl"] = torch.where(mask, kl.detach(), 0.0)
+        loss = (self.reduction.weigh(mask) * losses).sum() / divisor
+        sums["policy_loss"] = loss.detach()
+        return loss, {name: x.sum().float() for name, x in sums.items()}
+
+
+def with_schedule(
+    optimizer: OptimizerCallable,
+    lr_scheduler: LRSchedulerCallable | None,
+    parameters: Iterator[torch.nn.Parameter],
+    name: str,
+) -> dict[str, Any]:
+    """Lightning's form of an optimiser with an optional schedule."""
+    built = optimizer([p for p in parameters if p.requires_grad])
+    if lr_scheduler is None:
+        return {"optimizer": built}
+    return {"optimizer": built, "lr_scheduler": {"scheduler": lr_scheduler(built), "name": name}}

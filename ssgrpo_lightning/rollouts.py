@@ -1,0 +1,243 @@
+"""Problems to grouped rollouts: sample, verify, cut into steps, pad. Knows no Lightning."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
+from ssgrpo_lightning.engines.engine import uniform_noise
+from ssgrpo_lightning.functional import step_lengths
+from ssgrpo_lightning.policy import Policy
+from ssgrpo_lightning.records import Problem, Rollouts, Verdict
+from ssgrpo_lightning.segmenters import Segmenter
+from ssgrpo_lightning.verifiers import Verifier
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Verifies completions and cuts them into steps."""
+
+    verifier: Verifier
+    segmenter: Segmenter
+
+    def verdict(self, completion: str, problem: Problem) -> Verdict:
+        """The verifier's verdict; None, with the reason, where the verifier itself failed.
+
+        Raises:
+            ValueError: The reward is outside [0, 1].
+        """
+        try:
+            verdict = self.verifier(completion, problem)
+        except Exception as error:
+            return Verdict(None, f"{type(self.verifier).__name__} failed: {error!r}")
+        if verdict.reward is not None and not 0 <= verdict.reward <= 1:
+            raise ValueError(
+                f"{type(self.verifier).__name__} gave problem {problem.id} the reward "
+                f"{verdict.reward}, must be in [0, 1] or None: scale it"
+            )
+        return verdict
+
+    def steps(self, pieces: Sequence[str]) -> list[int]:
+        """Step of every token.
+
+        Raises:
+            ValueError: The segmenter left a token out or jumped over a step.
+        """
+        steps = self.segmenter(pieces)
+        before = [0, *steps[:-1]]
+        if len(steps) != len(pieces) or any(s - b not in (0, 1) for b, s in zip(before, steps)):
+            raise ValueError(
+                f"{type(self.segmenter).__name__} gave {steps} for {len(pieces)} tokens, must give "
+                "every token a step that starts at 0 and grows by 0 or 1"
+            )
+        return steps
+
+
+def collect(
+    policy: Policy,
+    engine: RolloutEngine,
+    judge: Judge,
+    problems: Sequence[Problem],
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+    policy_step: int,
+) -> Rollouts:
+    """Sample a group of rollouts per problem, verify them and cut them into steps.
+
+    The noise of a rollout depends on (seed, policy_step, problem, replica) alone; a problem that
+    stands twice in the batch makes two groups with noise of their own.
+    """
+    prompts = [policy.codec.encode(p) for p in problems]
+    keys, seen = [], dict.fromkeys((p.id for p in problems), 0)
+    for problem in problems:
+        first = seen[problem.id]
+        keys += [(seed, policy_step, problem.id, first + k) for k in range(group_size)]
+        seen[problem.id] += group_size
+    noise = uniform_noise(keys, sampling.max_new_tokens)
+    samples = engine.generate(policy, prompts, group_size, sampling, noise)
+    ids = [t[:n] for t, n in zip(samples.tokens.tolist(), samples.lengths.tolist())]
+    owners = [problem for problem in problems for _ in range(group_size)]
+    texts = [policy.codec.decode(i) for i in ids]
+    return assemble(
+        prompts=[prompt for prompt in prompts for _ in range(group_size)],
+        samples=samples,
+        steps=[judge.steps(policy.codec.pieces(i)) for i in ids],
+        verdicts=[judge.verdict(text, problem) for text, problem in zip(texts, owners)],
+        group=[g for g in range(len(problems)) for _ in range(group_size)],
+        problems=owners,
+        texts=texts,
+        pad_id=policy.codec.pad_id,
+        policy_step=policy_step,
+    )
+
+
+def assemble(
+    prompts: Sequence[Sequence[int]],
+    samples: Samples,
+    steps: Sequence[Sequence[int]],
+    verdicts: Sequence[Verdict],
+    group: Sequence[int],
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    pad_id: int,
+    policy_step: int,
+) -> Rollouts:
+    """Lay prompts and completions side by side: prompts end, completions begin in one column."""
+    device, new = samples.tokens.device, samples.tokens.shape[1]
+    left = max((len(p) for p in prompts), default=0)
+    prompt = torch.tensor([[pad_id] * (left - len(p)) + list(p) for p in prompts], device=device)
+    given = torch.tensor([[0] * (left - len(p)) + [1] * len(p) for p in prompts], device=device)
+    sampled = torch.arange(new, device=device) < samples.lengths[:, None]
+    step = torch.tensor([[*s, *[-1] * (new - len(s))] for s in steps], device=device)
+    blank = torch.zeros(prompt.shape, device=device)
+    rewards = [float("nan") if v.reward is None else v.reward for v in verdicts]
+    return Rollouts(
+        tokens=torch.cat([prompt, torch.where(sampled, samples.tokens, pad_id)], 1),
+        attended=torch.cat([given.bool(), sampled], 1),
+        sampled=torch.cat([blank.bool(), sampled], 1),
+        step=torch.cat([blank.long() - 1, step], 1),
+        logprobs=torch.cat([blank, samples.logprobs.float() * sampled], 1),
+        entropy=torch.cat([blank, samples.entropy.float() * sampled], 1),
+        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
+        truncated=samples.truncated,
+        group=torch.tensor(group, dtype=torch.long, device=device),
+        problems=tuple(problems),
+        texts=tuple(texts),
+        reasons=tuple(v.reason for v in verdicts),
+        policy_step=policy_step,
+    )
+
+
+def micro_batches(
+    rollouts: Rollouts, rows: Int[Tensor, " row"], size: int
+) -> list[Int[Tensor, " row"]]:
+    """Split rows into micro-batches of rollouts of like length, so that little is padding."""
+    order = rollouts.attended[rows].sum(1).argsort(stable=True)
+    return list(rows[order].split(size))
+
+
+def whole_groups(rollouts: Rollouts, groups: int) -> Iterator[Int[Tensor, " row"]]:
+    """Rows in portions of whole groups, `groups` of them at a time."""
+    for members in rollouts.group.unique().split(groups):
+        yield torch.isin(rollouts.group, members).nonzero()[:, 0]
+
+
+def step_texts(rollouts: Rollouts, policy: Policy, row: int) -> list[str]:
+    """Text of every step of one rollout, for people."""
+    mask = rollouts.sampled[row]
+    pieces = policy.codec.pieces(rollouts.tokens[row][mask].tolist())
+    texts = [""] * (int(rollouts.step[row].max()) + 1)
+    for piece, step in zip(pieces, rollouts.step[row][mask].tolist()):
+        texts[step] += piece
+    return texts
+
+
+def to_rows(rollouts: Rollouts) -> list[dict]:
+    """One JSON-ready mapping per rollout, with all that `from_rows` needs."""
+    rows = []
+    for i in range(len(rollouts)):
+        mask, given = rollouts.sampled[i], rollouts.attended[i] & ~rollouts.sampled[i]
+        reward = float(rollouts.rewards[i])
+        rows.append(
+            {
+                "group": int(rollouts.group[i]),
+                "problem": asdict(rollouts.problems[i]),
+                "text": rollouts.texts[i],
+                "reward": None if reward != reward else reward,
+                "reason": rollouts.reasons[i],
+                "truncated": bool(rollouts.truncated[i]),
+                "policy_step": rollouts.policy_step,
+                "prompt_ids": rollouts.tokens[i][given].tolist(),
+                "completion_ids": rollouts.tokens[i][mask].tolist(),
+                "step": rollouts.step[i][mask].tolist(),
+                "logprobs": [round(x, 6) for x in rollouts.logprobs[i][mask].tolist()],
+                "entropy": [round(x, 6) for x in rollouts.entropy[i][mask].tolist()],
+            }
+        )
+    return rows
+
+
+def from_rows(rows: Sequence[dict]) -> Rollouts:
+    """Rollouts from the mappings of `to_rows`; groups keep their numbers."""
+
+    def padded(field: str, dtype: torch.dtype) -> Tensor:
+        width = max(len(row[field]) for row in rows)
+        return torch.tensor([r[field] + [0] * (width - len(r[field])) for r in rows], dtype=dtype)
+
+    samples = Samples(
+        tokens=padded("completion_ids", torch.long),
+        lengths=torch.tensor([len(row["completion_ids"]) for row in rows]),
+        logprobs=padded("logprobs", torch.float32),
+        entropy=padded("entropy", torch.float32),
+        truncated=torch.tensor([row["truncated"] for row in rows]),
+    )
+    return assemble(
+        prompts=[row["prompt_ids"] for row in rows],
+        samples=samples,
+        steps=[row["step"] for row in rows],
+        verdicts=[Verdict(row["reward"], row["reason"]) for row in rows],
+        group=[row["group"] for row in rows],
+        problems=[_problem(row["problem"]) for row in rows],
+        texts=[row["text"] for row in rows],
+        pad_id=0,
+        policy_step=max(row["policy_step"] for row in rows),
+    )
+
+
+def _problem(row: dict) -> Problem:
+    prompt = row["prompt"]
+    return Problem(
+        row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"]
+    )
+
+
+def read_rows(path: Path) -> Iterable[dict]:
+    """Rows of a JSON-lines file of rollouts.
+
+    Raises:
+        ValueError: The file is missing, empty or a line is no rollout.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"rollouts are read from {str(path)!r}, which is no file: write it with "
+            "`python train.py predict --config …`"
+        )
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "group": int(row["group"]), "step": list(row["step"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}:{number} is no stored rollout ({error!r}): write the file anew with "
+                "`python train.py predict --config …`"
+            ) from error
+    if not rows:
+        raise ValueError(f"{path} holds no rollouts: write it with `python train.py predict`")
+    return rows
