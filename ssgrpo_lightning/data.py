@@ -8,12 +8,18 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch.utils.data import DataLoader
 
 from ssgrpo_lightning.records import Problem, Rollouts
 from ssgrpo_lightning.rollouts import Judge, from_rows, read_rows
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
 from ssgrpo_lightning.tasks import Split, Task
 from ssgrpo_lightning.verifiers import Verifier
+
+
+def loader_of(batches: Sequence[Any]) -> DataLoader:
+    """A loader that yields ready batches as they are."""
+    return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)  # pyright: ignore
 
 
 class ProblemLoader:
@@ -123,30 +129,27 @@ class RolloutDataModule(L.LightningDataModule):
             )
         return ProblemLoader(self.problems["train"], batch, self.seed, rank, ranks)
 
-    def val_dataloader(self) -> list[list[Problem]]:
+    def val_dataloader(self) -> DataLoader:
         return self._share(self.problems["validation"])
 
-    def test_dataloader(self) -> list[list[Problem]]:
+    def test_dataloader(self) -> DataLoader:
         return self._share(self.problems["test"])
 
-    def predict_dataloader(self) -> list[list[Problem]]:
+    def predict_dataloader(self) -> DataLoader:
         return self._share(self.problems[self.predict_split][: self.predict_problems])
 
-    def _share(self, problems: Sequence[Problem]) -> list[list[Problem]]:
+    def _share(self, problems: Sequence[Problem]) -> DataLoader:
         trainer = self.trainer
         rank, ranks = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         size = self.validation_batch * ranks
         batches = [problems[i : i + size][rank::ranks] for i in range(0, len(problems), size)]
-        return [list(batch) for batch in batches]
+        return loader_of([list(batch) for batch in batches])
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
         # Problems are text; Lightning cannot look into frozen records.
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
 
 class StoredRollouts(L.LightningDataModule):
@@ -186,17 +189,17 @@ class StoredRollouts(L.LightningDataModule):
         self.rollouts, self.train_groups = rollouts, groups[:-held_out]
         self.validation_groups = groups[-held_out:]
 
-    def _batches(self, groups: torch.Tensor) -> list[Rollouts]:
+    def _batches(self, groups: torch.Tensor) -> DataLoader:
         parts = groups.split(self.groups_per_batch)
         rows = [torch.isin(self.rollouts.group, part).nonzero()[:, 0] for part in parts]
-        return [self.rollouts.select(r) for r in rows]
+        return loader_of([self.rollouts.select(r) for r in rows])
 
-    def train_dataloader(self) -> list[Rollouts]:
+    def train_dataloader(self) -> DataLoader:
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(self.train_groups), generator=generator)
         return self._batches(self.train_groups[order])
 
-    def val_dataloader(self) -> list[Rollouts]:
+    def val_dataloader(self) -> DataLoader:
         return self._batches(self.validation_groups)
 
     def transfer_batch_to_device(

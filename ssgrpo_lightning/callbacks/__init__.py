@@ -1,0 +1,16 @@
+"""Everything optional around the alternation, as Lightning callbacks."""
+
+from ssgrpo_lightning.callbacks.progress import PhaseBar
+from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
+from ssgrpo_lightning.callbacks.run import PredictionWriter, RunConfig
+from ssgrpo_lightning.callbacks.wandb_run import WandbRun
+from ssgrpo_lightning.callbacks.weight_entropy import WeightEntropy
+
+__all__ = [
+    "PhaseBar",
+    "PredictionWriter",
+    "RolloutLog",
+    "RunConfig",
+    "WandbRun",
+    "WeightEntropy",
+]

@@ -1,0 +1,125 @@
+"""The command line: ``fit``, ``validate``, ``test`` and ``predict`` from YAML."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+# Imported so that their members are known by their short names.
+from ssgrpo_lightning import callbacks, credit, engines, estimators, losses, objectives
+from ssgrpo_lightning import segmenters, tasks, verifiers
+from ssgrpo_lightning.alternation import SSGRPO
+from ssgrpo_lightning.callbacks import (
+    PhaseBar,
+    PredictionWriter,
+    RolloutLog,
+    RunConfig,
+    WandbRun,
+    WeightEntropy,
+)
+from ssgrpo_lightning.data import RolloutDataModule, StoredRollouts
+from ssgrpo_lightning.estimator_module import EstimatorModule
+
+SWAP_POINTS = (credit, engines, estimators, losses, objectives, segmenters, tasks, verifiers)
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "max_epochs": -1,
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+
+class SSGRPOCLI(LightningCLI):
+    """LightningCLI with this project's callbacks, links and error messages."""
+
+    started = False
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.mode": "max",
+                "checkpoint.save_last": True,
+                "checkpoint.filename": "update{step}-accuracy{val/accuracy:.3f}",
+                "checkpoint.auto_insert_metric_name": False,
+            }
+        )
+        parser.add_lightning_class_args(PhaseBar, "progress")
+        parser.add_lightning_class_args(WeightEntropy, "weight_entropy")
+        parser.add_lightning_class_args(RolloutLog, "rollout_log")
+        parser.add_lightning_class_args(WandbRun, "wandb_run")
+        parser.add_lightning_class_args(PredictionWriter, "predictions")
+
+    def instantiate_classes(self) -> None:
+        try:
+            self._check_folder()
+            super().instantiate_classes()
+        except ValueError as error:
+            self._refuse(error)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Metrics always go to ``metrics.csv`` in the run folder, whatever else logs them."""
+        config = self._get(self.config_init, "trainer")
+        wanted = config.get("logger")
+        if wanted is not False:
+            others: list[Logger] = wanted if isinstance(wanted, list) else []
+            if isinstance(wanted, Logger):
+                others = [wanted]
+            if not any(isinstance(logger, CSVLogger) for logger in others):
+                root = config.get("default_root_dir")
+                kwargs["logger"] = [CSVLogger(root, name=""), *others]
+        return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except ValueError as error:
+            if self.model.on_gpu is None or getattr(self.model, "ready", True):
+                raise
+            self._refuse(error)
+
+    def _check_folder(self) -> None:
+        """Refuse a run folder that cannot be written, before minutes of work are lost."""
+        folder = Path(self._get(self.config, "trainer")["default_root_dir"] or ".")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ValueError(
+                f"trainer.default_root_dir is {str(folder)!r}, which cannot be written "
+                f"({error.strerror}): choose a folder you may write to"
+            ) from error
+
+    def _refuse(self, error: ValueError) -> None:
+        sys.exit(f"error: {error}")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        args: Arguments; None: those of the process.
+    """
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    SSGRPOCLI(
+        L.LightningModule,
+        L.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=RunConfig,
+        trainer_defaults=TRAINER_DEFAULTS,
+        auto_configure_optimizers=False,
+        seed_everything_default=0,
+        args=args,
+    )

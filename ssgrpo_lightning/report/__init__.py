@@ -1,0 +1,1 @@
+"""Rollouts and curves for people: coloured text for terminals, self-contained HTML for browsers."""
