@@ -4,14 +4,15 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 (`credit`, `objectives`), what a token's loss is (`losses`), and everything about ranks (`parallel`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 import lightning as L
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ssgrpo_lightning import parallel
@@ -20,10 +21,11 @@ from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.functional import spread_steps
-from ssgrpo_lightning.metrics import Accuracy, Sums, credit_sums, mean_of, rollout_sums
+from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
-from ssgrpo_lightning.rollouts import collect, micro_batches, whole_groups
+from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
+from ssgrpo_lightning.rollouts import collect, micro_batches, minibatches, whole_groups
 
 PHASES = ("rollout", "score", "policy", "estimator")
 
@@ -82,6 +84,7 @@ class SSGRPO(L.LightningModule):
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
         self.seed = seed
+        self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
         self.accuracy = Accuracy()
@@ -103,7 +106,8 @@ class SSGRPO(L.LightningModule):
             learnt |= self.estimator_phase(rollouts)
         self.finish_update()
         weights = self.credit.weights(scores)
-        metrics = self.log_update(rollouts, scores, weights, step_advantages, learnt)
+        metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
+        log_row(self, metrics)
         return {
             "rollouts": rollouts,
             "scores": scores,
@@ -133,23 +137,22 @@ class SSGRPO(L.LightningModule):
 
     def policy_phase(self, batch: CreditedRollouts) -> dict[str, Tensor]:
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
-        policy = self.policy
-        optimizer = self._optimizers()[0]
+        policy, rollouts = self.policy, batch.rollouts
+        mask, learns = policy.learnt(rollouts), policy.learns(batch)
         if self.inner_epochs * self.minibatches > 1:
-            old = policy.logprobs(batch.rollouts)
-            batch = CreditedRollouts(batch.rollouts, batch.advantages, old)
-        sums: dict[str, Tensor] = {}
-        norms = []
+            batch = replace(batch, old=policy.logprobs(rollouts))
+        optimizer, tally = self.optimizers_by_name()["policy"], parallel.Tally()
         for epoch in range(self.inner_epochs):
-            for rows in self._minibatch_rows(batch.rollouts, epoch):
-                live, dead = self._split_rows(batch, rows)
-                mask = policy.learnt(batch.rollouts)
-                divisor = torch.stack([policy.reduction.count(mask[m]) for m in live + dead]).sum()
-                divisor = parallel.global_sum(self, divisor).clamp(min=1)
-                parts = [batch.select(m) for m in live]
-                losses = [lambda part=part: policy.loss(part, divisor) for part in parts]
-                norms += self._optimise(optimizer, policy.parameters(), losses, sums, policy)
-        return self._policy_metrics(sums, norms)
+            generator = parallel.rank_generator(self.seed, self.policy_step, epoch)
+            for rows in minibatches(rollouts, self.minibatches, generator):
+                # Rows without a gradient are spared the forward pass, but count in the divisor.
+                live = micro_batches(rollouts, rows[learns[rows]], policy.micro_batch)
+                idle = micro_batches(rollouts, rows[~learns[rows]], policy.micro_batch)
+                counts = torch.stack([policy.reduction.count(mask[m]) for m in live + idle])
+                divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
+                losses = [partial(policy.loss, batch.select(m), divisor) for m in live]
+                parallel.optimiser_step(self, policy, optimizer, losses, tally)
+        return policy.metrics(tally.means(self, "tokens"))
 
     def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, every `estimator_every` updates."""
@@ -158,25 +161,18 @@ class SSGRPO(L.LightningModule):
         self.datamodule.store(rollouts, keep=self.estimator_every)
         if self.policy_step % self.estimator_every:
             return {}
-        estimator, optimizer = self.estimator, self._optimizers()[-1]
-        sums: dict[str, Tensor] = {}
-        norms = []
+        estimator = self.estimator
+        optimizer, tally = self.optimizers_by_name()["estimator"], parallel.Tally()
         for _ in range(self.estimator_epochs):
             for stored in self.datamodule.buffer:
-                divisor = parallel.global_sum(self, estimator.learnable(stored))
-                parts = [
-                    stored.select(rows)
-                    for rows in whole_groups(stored, estimator.micro_batch_groups)
-                    if bool(estimator.learnable(stored.select(rows)))
-                ]
-                losses = [lambda p=part, d=divisor: self._estimator_loss(p, d) for part in parts]
-                norms += self._optimise(optimizer, estimator.parameters(), losses, sums, estimator)
-        count = max(len(norms), 1)
+                mixed = stored.select(estimator.learnable(stored).nonzero()[:, 0])
+                divisor = parallel.global_sum(self, torch.tensor(float(len(mixed))).to(self.device))
+                parts = whole_groups(mixed, estimator.micro_batch_groups)
+                losses = [partial(estimator.loss, mixed.select(r), divisor) for r in parts]
+                parallel.optimiser_step(self, estimator, optimizer, losses, tally)
         self.datamodule.buffer.clear()
-        return {
-            "estimator/loss": sums.get("estimator/loss", torch.zeros(())) / count,
-            "estimator/grad_norm": torch.stack(norms).mean() if norms else torch.zeros(()),
-        }
+        means = tally.means(self, "steps")
+        return {f"estimator/{name}": means[name] for name in ("loss", "grad_norm") if name in means}
 
     def finish_update(self) -> None:
         """Move schedules and counters on."""
@@ -186,127 +182,11 @@ class SSGRPO(L.LightningModule):
         self.policy_step += 1
         parallel.count_update(self)
 
-    # --- optimisation --------------------------------------------------------------------------
-
-    def _optimise(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Iterator[torch.nn.Parameter],
-        losses: Sequence[Callable[[], tuple[Tensor, dict[str, Tensor]]]],
-        sums: dict[str, Tensor],
-        module: PolicyModule | EstimatorModule,
-    ) -> list[Tensor]:
-        """One optimiser step over micro-batches; none, on any rank, where no rank has one."""
-        if not float(parallel.global_sum(self, torch.tensor(float(len(losses))).to(self.device))):
-            return []
-        optimizer.zero_grad()
-        for index, loss in enumerate(losses):
-            with parallel.only_last_syncs(self, last=index + 1 == len(losses)):
-                value, parts = loss()
-                # DDP averages over ranks, and the divisor already counts them all.
-                self.manual_backward(value * self.trainer.world_size)
-            for name, part in parts.items():
-                sums[name] = sums.get(name, 0) + part.detach()
-        limit = float("inf") if module.max_grad_norm is None else module.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(list(parameters), limit)
-        optimizer.step()
-        return [norm.detach()]
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """The plain optimisers: the policy's first, the estimator's last."""
-        optimizers = self.optimizers(use_pl_optimizer=False)
-        return optimizers if isinstance(optimizers, list) else [optimizers]  # pyright: ignore
-
-    def _minibatch_rows(self, rollouts: Rollouts, epoch: int) -> list[Tensor]:
-        """Rows of each optimiser step of a pass: whole groups, in an order of this pass's own."""
-        groups = rollouts.group.unique()
-        if self.minibatches == 1:
-            return [torch.arange(len(rollouts), device=groups.device)]
-        generator = parallel.rank_generator(self.seed, self.policy_step, epoch)
-        order = torch.randperm(len(groups), generator=generator).to(groups.device)
-        parts = groups[order].tensor_split(self.minibatches)
-        return [torch.isin(rollouts.group, part).nonzero()[:, 0] for part in parts]
-
-    def _split_rows(
-        self, batch: CreditedRollouts, rows: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Micro-batches of rows that have a gradient, and of rows that only count in the divisor.
-
-        A rollout without advantage teaches nothing, so it is spared the forward pass; with
-        beta > 0 it still holds the policy to its reference, dead group or not.
-        """
-        live = (batch.advantages[rows] != 0).any(1)
-        if self.policy.beta > 0:
-            live = ~batch.rollouts.rewards[rows].isnan() & batch.rollouts.sampled[rows].any(1)
-        size = self.policy.micro_batch
-        return (
-            micro_batches(batch.rollouts, rows[live], size) if bool(live.any()) else [],
-            micro_batches(batch.rollouts, rows[~live], size) if not bool(live.all()) else [],
-        )
-
-    def _estimator_loss(self, part: Rollouts, divisor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        assert self.estimator is not None
-        loss = self.estimator.loss(part, divisor)
-        return loss, {"estimator/loss": loss}
-
-    # --- logging -------------------------------------------------------------------------------
-
-    def _policy_metrics(
-        self, sums: dict[str, Tensor], norms: list[Tensor]
-    ) -> dict[str, Tensor]:
-        """Means over trained tokens; 0 where nothing was trained, so that keys never change."""
-        zero = torch.zeros((), device=self.device)
-        names = ["sampling/sampling_logp_difference/mean"]
-        names += list(self.policy.surrogate.watch(*[torch.zeros(1, 1)] * 3))
-        names += ["kl"] if self.policy.beta > 0 else []
-        tokens = parallel.global_sum(self, sums.get("tokens", zero)).clamp(min=1)
-        means = {n: parallel.global_sum(self, sums.get(n, zero)) / tokens for n in names}
-        steps = max(len(norms), 1)
-        return means | {
-            "policy_loss": parallel.global_sum(self, sums.get("policy_loss", zero)) / steps,
-            "grad_norm": torch.stack(norms).mean() if norms else zero,
-        }
-
-    def log_update(
-        self,
-        rollouts: Rollouts,
-        scores: StepScores,
-        weights: Float[Tensor, "rollout step"],
-        step_advantages: Float[Tensor, "rollout step"],
-        learnt: dict[str, Tensor],
-    ) -> dict[str, float]:
-        """One row for the loggers; a metric stands in it only if this update measured it."""
-        sums: Sums = rollout_sums(rollouts)
-        sums |= credit_sums(rollouts, scores, weights, step_advantages)
-        metrics = {}
-        for name, (total, count) in sums.items():
-            both = parallel.global_sum(self, torch.stack([total, count.to(total)]).to(self.device))
-            metrics[name] = float(both[0] / both[1]) if both[1] else 0.0
-        lengths = rollouts.completion_lengths.float()
-        metrics["completions/max_length"] = float(parallel.global_max(self, lengths.max()))
-        metrics["completions/min_length"] = -float(parallel.global_max(self, (-lengths).max()))
-        self.num_tokens += int(parallel.global_sum(self, rollouts.attended.sum()))
-        optimizers = self._optimizers()
-        seconds = {f"timing/{name}": value for name, value in self.seconds.items()}
-        total = max(sum(self.seconds.values()), 1e-9)
-        metrics |= {name: float(value) for name, value in learnt.items()} | seconds | {
-            "policy_step": self.policy_step,
-            "num_tokens": self.num_tokens,
-            "learning_rate": optimizers[0].param_groups[0]["lr"],
-            "step/gate": self.credit.gate,
-            "timing/update": total,
-            "timing/estimator_frac": (self.seconds["score"] + self.seconds["estimator"]) / total,
-        }
-        if self.estimator is not None:
-            metrics["estimator/learning_rate"] = optimizers[-1].param_groups[0]["lr"]
-        if self.policy_step % self.trainer.log_every_n_steps == 0:
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=self.policy_step)
-        # The bar, checkpoints and early stopping read these; the loggers have their row.
-        shown = {"reward", "entropy"}
-        for name, value in metrics.items():
-            self.log(name, float(value), prog_bar=name in shown, logger=False, batch_size=1)
-        return metrics
+    def optimizers_by_name(self) -> dict[str, torch.optim.Optimizer]:
+        """The plain optimisers of the children, without Lightning's step counter around them."""
+        found = self.optimizers(use_pl_optimizer=False)
+        names = ("policy", "estimator")
+        return dict(zip(names, found if isinstance(found, list) else [found]))  # pyright: ignore
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -344,16 +224,10 @@ class SSGRPO(L.LightningModule):
         self.log_dict({"test/accuracy_low": result["low"], "test/accuracy_high": result["high"]})
         self.accuracy.reset()
 
-    def predict_step(self, problems: list[Problem], batch_idx: int) -> dict[str, Any]:
-        """Grouped rollouts with scores and credit; a callback writes them down."""
+    def predict_step(self, problems: list[Problem], batch_idx: int) -> list[dict[str, Any]]:
+        """Grouped rollouts, one JSON-ready row each, with the credit of every step."""
         rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
-        scores = self.score(rollouts)
-        return {
-            "rollouts": rollouts,
-            "scores": scores,
-            "weights": self.credit.weights(scores),
-            "step_advantages": self.credit(scores),
-        }
+        return prediction_rows(self, rollouts, self.score(rollouts))
 
     # --- Lightning -----------------------------------------------------------------------------
 
@@ -374,6 +248,7 @@ class SSGRPO(L.LightningModule):
 
     def configure_model(self) -> None:
         # Lightning calls the hooks of the root only.
+        self.ready = True
         self.policy.configure_model()
 
     def configure_optimizers(self) -> Any:

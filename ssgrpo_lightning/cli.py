@@ -41,9 +41,9 @@ TRAINER_DEFAULTS = {
 class SSGRPOCLI(LightningCLI):
     """LightningCLI with this project's callbacks, links and error messages."""
 
-    started = False
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {
@@ -84,7 +84,8 @@ class SSGRPOCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except ValueError as error:
-            if self.model.on_gpu is None or getattr(self.model, "ready", True):
+            # Once weights are loading, an error is not the config's: show where it came from.
+            if getattr(self.model, "ready", True):
                 raise
             self._refuse(error)
 

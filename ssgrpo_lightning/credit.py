@@ -1,8 +1,8 @@
 """Credit rules: step values to per-step advantages. One abstract class, then its members.
 
 Every rule returns advantages per step, which are spread over the step's tokens. A weighting is a
-rule that multiplies the group advantage. `docs` of the signs: an unsound step of a failure must be
-blamed most, a sound one of a success praised most.
+rule that multiplies the group advantage. An unsound step of a failure should be blamed most, a
+sound step of a success praised most.
 """
 
 from abc import ABC, abstractmethod
@@ -60,6 +60,8 @@ class CreditRule(ABC):
 
     needs_values: ClassVar[bool] = True
     """Whether the rule looks at the estimator; if not, the estimator neither runs nor costs."""
+    gate: ClassVar[float] = 0.0
+    """Share of the rule's weighting that acts; 0 for rules that do not weight."""
 
     @abstractmethod
     def __call__(self, scores: StepScores) -> PerStep:
@@ -87,7 +89,7 @@ class Broadcast(CreditRule):
 class Weighting(CreditRule):
     """A rule that multiplies the group advantage: ``A_i (1 + g (w - 1))``."""
 
-    gate: float = 1.0
+    gate: float = 1.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Share g of the weighting that acts, in [0, 1]; 0 is plain GRPO, bit for bit."""
     window: int = 512
     """Tokens of the windows in which very long rollouts average their weights."""

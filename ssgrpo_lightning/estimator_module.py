@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
@@ -64,6 +64,7 @@ class EstimatorModule(L.LightningModule):
         self.objective, self.max_grad_norm = objective, max_grad_norm
         self.micro_batch_groups = micro_batch_groups
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.ready = False
         if checkpoint is not None:
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
             self.load_state_dict(state)
@@ -85,6 +86,9 @@ class EstimatorModule(L.LightningModule):
         if self.margin is not None and state["margin"] is not None:
             self.margin = state["margin"]
 
+    def configure_model(self) -> None:
+        self.ready = True
+
     def configure_optimizers(self) -> Any:
         return with_schedule(
             self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator"
@@ -99,30 +103,32 @@ class EstimatorModule(L.LightningModule):
         """Outcomes with the estimator's scores and values, as it is before it learns from them."""
         return with_logits(outcomes, self.forward(rollouts), self.objective)
 
-    def learnable(self, rollouts: Rollouts) -> Float[Tensor, ""]:
+    def learnable(self, rollouts: Rollouts) -> Bool[Tensor, " rollout"]:
         """Rollouts that teach the estimator something: those of mixed groups."""
-        return mixed_groups(rollouts.rewards, rollouts.group).sum().float()
+        return mixed_groups(rollouts.rewards, rollouts.group)
 
-    def loss(self, rollouts: Rollouts, divisor: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Loss of a micro-batch of whole groups.
+    def loss(
+        self, rollouts: Rollouts, divisor: Float[Tensor, ""]
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """Loss of a micro-batch of whole groups, and sums for the log (none).
 
         Args:
             rollouts: The micro-batch.
             divisor: Learnable rollouts of the whole optimiser step.
         """
         logits = self.forward(rollouts)
-        return self.objective.loss(logits, outcome_scores(rollouts)).sum() / divisor
+        return self.objective.loss(logits, outcome_scores(rollouts)).sum() / divisor, {}
 
     def training_step(self, rollouts: Rollouts, batch_idx: int) -> Tensor:
         """Fit alone: one optimiser step on a batch of stored groups."""
-        loss = self.loss(rollouts, self.learnable(rollouts).clamp(min=1))
+        loss, _ = self.loss(rollouts, self.learnable(rollouts).sum().float().clamp(min=1))
         self.log("estimator/loss", loss, prog_bar=True, batch_size=len(rollouts))
         return loss
 
     def validation_step(self, rollouts: Rollouts, batch_idx: int) -> None:
         """Fit alone: loss on groups held out, and how well the last value ranks within a group."""
-        learnable = self.learnable(rollouts)
-        loss = self.loss(rollouts, learnable.clamp(min=1))
+        learnable = self.learnable(rollouts).sum().float()
+        loss, _ = self.loss(rollouts, learnable.clamp(min=1))
         scores = self.score(rollouts, outcome_scores(rollouts))
         right, pairs = ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group)
         self.log("val/estimator_loss", loss, prog_bar=True, batch_size=int(learnable))

@@ -1,11 +1,14 @@
 """The only file that knows strategies: sums over ranks, synchronisation, the count of updates."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import lightning as L
 import torch
 from torch import Tensor
+
+from ssgrpo_lightning.estimator_module import EstimatorModule
+from ssgrpo_lightning.policy_module import PolicyModule
 
 
 def global_sum(module: L.LightningModule, x: Tensor) -> Tensor:
@@ -20,6 +23,68 @@ def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
     if module.trainer.world_size == 1:
         return x
     return module.all_gather(x).amax(0)  # pyright: ignore
+
+
+class Tally:
+    """Sums of what losses report over the micro-batches and optimiser steps of a phase."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, parts: dict[str, Tensor]) -> None:
+        """Add detached scalars by name."""
+        for name, part in parts.items():
+            self.sums[name] = self.sums.get(name, 0) + part.detach().float()
+
+    def means(self, module: L.LightningModule, per: str) -> dict[str, Tensor]:
+        """Every sum over all ranks, divided by that of `per`, or by optimiser steps where it is a
+        loss or norm, which are whole already.
+        """
+        steps = self.sums.get("steps", torch.ones(()))
+        wholes = {"loss", "grad_norm"}
+        totals = {
+            name: total if name in ("grad_norm", "steps") else global_sum(module, total)
+            for name, total in sorted(self.sums.items())
+        }
+        return {
+            name: total / (steps if name in wholes else totals[per]).clamp(min=1)
+            for name, total in totals.items()
+        }
+
+
+Loss = Callable[[], tuple[Tensor, dict[str, Tensor]]]
+
+
+def optimiser_step(
+    root: L.LightningModule,
+    module: PolicyModule | EstimatorModule,
+    optimizer: torch.optim.Optimizer,
+    losses: Sequence[Loss],
+    tally: Tally,
+) -> None:
+    """One optimiser step over micro-batches; none, on any rank, where no rank has one.
+
+    Args:
+        root: Module that the trainer knows.
+        module: Module whose parameters move.
+        optimizer: Its optimiser, unwrapped.
+        losses: One call per micro-batch, which returns its loss and sums for the log.
+        tally: Where the sums go.
+    """
+    share = torch.tensor(float(len(losses)), device=root.device)
+    if not float(global_sum(root, share)):
+        return
+    optimizer.zero_grad()
+    for index, loss in enumerate(losses):
+        with only_last_syncs(root, last=index + 1 == len(losses)):
+            value, parts = loss()
+            # DDP averages over ranks, and the divisor already counts them all.
+            root.manual_backward(value * root.trainer.world_size)
+        tally.add({"loss": value, **parts})
+    limit = float("inf") if module.max_grad_norm is None else module.max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
+    optimizer.step()
+    tally.add({"grad_norm": norm, "steps": torch.ones_like(norm)})
 
 
 @contextmanager

@@ -148,6 +148,14 @@ class PolicyModule(L.LightningModule):
         """
         return rollouts.sampled & ~rollouts.rewards.isnan()[:, None]
 
+    def learns(self, batch: CreditedRollouts) -> Bool[Tensor, " rollout"]:
+        """Rollouts whose loss has a gradient: those with an advantage; with beta > 0 every one with
+        a verdict, since also a dead group holds the policy to its reference.
+        """
+        if self.beta > 0:
+            return self.learnt(batch.rollouts).any(1)
+        return (batch.advantages != 0).any(1)
+
     def loss(
         self, batch: CreditedRollouts, divisor: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
@@ -181,8 +189,20 @@ class PolicyModule(L.LightningModule):
             losses = losses + self.beta * kl
             sums["kl"] = torch.where(mask, kl.detach(), 0.0)
         loss = (self.reduction.weigh(mask) * losses).sum() / divisor
-        sums["policy_loss"] = loss.detach()
         return loss, {name: x.sum().float() for name, x in sums.items()}
+
+    def metrics(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a policy phase measured, under TRL's names; 0 where nothing was trained, so that the
+        names never change.
+        """
+        names = ["sampling/sampling_logp_difference/mean"]
+        names += list(self.surrogate.watch(*[torch.zeros(1, 1)] * 3))
+        names += ["kl"] if self.beta > 0 else []
+        zero = torch.zeros(())
+        return {name: means.get(name, zero) for name in names} | {
+            "policy_loss": means.get("loss", zero),
+            "grad_norm": means.get("grad_norm", zero),
+        }
 
 
 def with_schedule(

@@ -139,7 +139,19 @@ def micro_batches(
 ) -> list[Int[Tensor, " row"]]:
     """Split rows into micro-batches of rollouts of like length, so that little is padding."""
     order = rollouts.attended[rows].sum(1).argsort(stable=True)
-    return list(rows[order].split(size))
+    return [part for part in rows[order].split(size) if len(part)]
+
+
+def minibatches(
+    rollouts: Rollouts, count: int, generator: torch.Generator
+) -> list[Int[Tensor, " row"]]:
+    """Rows of each optimiser step of a pass: whole groups, in random order where there are several."""
+    groups = rollouts.group.unique()
+    if count == 1:
+        return [torch.arange(len(rollouts), device=groups.device)]
+    order = torch.randperm(len(groups), generator=generator).to(groups.device)
+    parts = groups[order].tensor_split(count)
+    return [torch.isin(rollouts.group, part).nonzero()[:, 0] for part in parts if len(part)]
 
 
 def whole_groups(rollouts: Rollouts, groups: int) -> Iterator[Int[Tensor, " row"]]:

@@ -3,16 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
-
-from ssgrpo_lightning.alternation import SSGRPO
-from ssgrpo_lightning.rollouts import step_texts, to_rows
 
 
 class RunConfig(SaveConfigCallback):
@@ -71,37 +68,10 @@ class PredictionWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        assert isinstance(pl_module, SSGRPO)
-        rows = prediction_rows(pl_module, prediction)
         with self.file.open("a") as file:
-            for row in rows:
+            for row in prediction:
                 file.write(json.dumps({**row, "group": row["group"] + self.groups}) + "\n")
-        self.groups += int(prediction["rollouts"].group.max()) + 1
+        self.groups += 1 + max((row["group"] for row in prediction), default=-1)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         rank_zero_info(f"{self.groups} groups written to {self.file}")
-
-
-def prediction_rows(module: SSGRPO, prediction: dict[str, Any]) -> list[dict]:
-    """Rows of `to_rows` with the steps spelled out."""
-    rollouts, scores = prediction["rollouts"], prediction["scores"]
-    assert module.policy.policy is not None
-    rows = to_rows(rollouts)
-    ends = scores.lengths.cumsum(1)
-    columns: dict[Literal["value", "weight", "advantage"], Any] = {
-        "value": scores.values,
-        "weight": prediction["weights"],
-        "advantage": prediction["step_advantages"],
-    }
-    for i, row in enumerate(rows):
-        row["advantage"] = float(scores.advantages[i])
-        row["steps"] = [
-            {
-                "text": text,
-                "start": int(ends[i, t] - scores.lengths[i, t]),
-                "end": int(ends[i, t]),
-                **{name: float(x[i, t]) for name, x in columns.items()},
-            }
-            for t, text in enumerate(step_texts(rollouts, module.policy.policy, i))
-        ]
-    return rows

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from transformers import DynamicCache, LlamaModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, LlamaModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -74,13 +76,53 @@ class TransformersEngine(RolloutEngine):
 
 @contextmanager
 def _evaluating(policy: Policy) -> Iterator[None]:
-    """Dropout off and caching on (training mode with gradient checkpointing forbids a cache)."""
-    training = policy.training
+    """Dropout off, caching on (training mode with gradient checkpointing forbids a cache), and on a
+    CPU the attention that is fast for single tokens there.
+    """
+    training, model = policy.training, policy.model
+    attention = model.config._attn_implementation
+    swap = model.device.type == "cpu" and attention == "sdpa"
     policy.eval()
+    if swap:
+        model.set_attn_implementation(GROUPED_ATTENTION)
     try:
         yield
     finally:
         policy.train(training)
+        if swap:
+            model.set_attn_implementation(attention)
+
+
+def _grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention as two batched matrix products over the heads that share a key and value head.
+
+    For one query token per row on a CPU about twice as fast as the fused kernel, which is built
+    for long queries. Longer queries (the prefill) go to that kernel.
+    """
+    rows, heads, length, width = query.shape
+    if length > 1:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    shared = query.reshape(rows, key.shape[1], -1, width) * (scaling or width**-0.5)
+    scores = shared @ key.transpose(-1, -2)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, float("-inf"))
+    output = scores.softmax(-1) @ value
+    return output.reshape(rows, heads, 1, -1).transpose(1, 2), None
+
+
+GROUPED_ATTENTION = "ssgrpo_grouped"
+AttentionInterface.register(GROUPED_ATTENTION, _grouped_attention)
+AttentionMaskInterface.register(GROUPED_ATTENTION, sdpa_mask)
 
 
 class _Decode:

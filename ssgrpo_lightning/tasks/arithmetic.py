@@ -22,7 +22,7 @@ class ChainArithmetic(Task):
     split, by a hash of its text, so that the splits never overlap.
     """
 
-    operations: int = 5
+    operations: int = 3
     """Number of additions and subtractions in a problem."""
     highest_number: int = 20
     """Terms are drawn from 1 to this number."""
