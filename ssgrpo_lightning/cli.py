@@ -106,14 +106,14 @@ class SSGRPOCLI(LightningCLI):
         sys.exit(f"error: {error}")
 
 
-def main(args: list[str] | None = None) -> None:
+def main(args: list[str] | None = None) -> SSGRPOCLI:
     """Run the command line.
 
     Args:
         args: Arguments; None: those of the process.
     """
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    SSGRPOCLI(
+    return SSGRPOCLI(
         L.LightningModule,
         L.LightningDataModule,
         subclass_mode_model=True,

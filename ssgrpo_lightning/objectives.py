@@ -50,7 +50,10 @@ class Objective(ABC):
 
 
 def _learnt(loss: Float[Tensor, " rollout"], outcomes: StepScores) -> Float[Tensor, " rollout"]:
-    """Loss of rollouts in mixed groups, 0 elsewhere, where it may be NaN."""
+    """Loss of rollouts in mixed groups, 0 elsewhere.
+
+    Rewards are made finite before: a NaN in the branch not taken would still spoil the gradient.
+    """
     return torch.where(mixed_groups(outcomes.rewards, outcomes.group), loss, 0.0)
 
 
@@ -67,7 +70,7 @@ class PublishedMSE(Objective):
         return logits.sigmoid()
 
     def loss(self, logits: Logits, outcomes: StepScores) -> Float[Tensor, " rollout"]:
-        target = relative_rewards(outcomes.rewards, outcomes.group)[:, None]
+        target = relative_rewards(outcomes.rewards, outcomes.group).nan_to_num()[:, None]
         return _learnt(mean_steps((logits.sigmoid() - target).square(), outcomes.mask), outcomes)
 
 
@@ -86,7 +89,7 @@ class NoisyAnd(Objective):
 
     def loss(self, logits: Logits, outcomes: StepScores) -> Float[Tensor, " rollout"]:
         logprob = noisy_and_logprob(logits, outcomes.mask)
-        return _learnt(outcome_loss(logprob, outcomes.rewards), outcomes)
+        return _learnt(outcome_loss(logprob, outcomes.rewards.nan_to_num()), outcomes)
 
 
 @dataclass(frozen=True)
@@ -123,5 +126,7 @@ class PrefixBCE(Objective):
         return (torch.logit(baseline)[:, None] + logits).sigmoid()
 
     def loss(self, logits: Logits, outcomes: StepScores) -> Float[Tensor, " rollout"]:
-        loss = prefix_loss(logits, outcomes.mask, outcomes.rewards, outcomes.baseline)
+        loss = prefix_loss(
+            logits, outcomes.mask, outcomes.rewards.nan_to_num(), outcomes.baseline
+        )
         return _learnt(loss, outcomes)

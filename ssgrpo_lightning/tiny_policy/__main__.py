@@ -22,7 +22,7 @@ from ssgrpo_lightning.verifiers import FinalNumber
 
 CHARACTERS = "0123456789+-=#\n"
 PAD, EOS = "<pad>", "<eos>"
-BATCH, UPDATES, LEARNING_RATE, LOOK_EVERY = 128, 1500, 2e-3, 10
+BATCH, UPDATES, LEARNING_RATE, LOOK_EVERY = 32, 6000, 2e-3, 20
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--operations", type=int, default=3, help="length of the chains")
-    parser.add_argument("--accuracy", type=float, default=0.25, help="stop at this accuracy")
+    parser.add_argument("--accuracy", type=float, default=0.28, help="stop at this accuracy")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 

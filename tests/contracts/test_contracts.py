@@ -1,0 +1,271 @@
+"""What every member of a swap point must keep: a forker's class is tested the day it is written."""
+
+import inspect
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ssgrpo_lightning.credit import Broadcast, CreditRule, Weighting, outcome_scores, with_logits
+from ssgrpo_lightning.estimators import CausalSteps, Estimator, PublishedEncoder
+from ssgrpo_lightning.functional import mixed_groups
+from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
+from ssgrpo_lightning.objectives import NoisyAnd, Objective
+from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.segmenters import ByPattern, Segmenter
+from ssgrpo_lightning.tasks import TableTask, Task
+from ssgrpo_lightning.verifiers import Verifier
+
+NAN = float("nan")
+ARGUMENTS = {ByPattern: {"pattern": ";"}, DrGrpo: {"max_tokens": 8}}
+
+
+def members(base):
+    """Every concrete subclass in the package, however deep."""
+    found = []
+    for child in base.__subclasses__():
+        found += members(child)
+        if not inspect.isabstract(child) and child.__module__.startswith("ssgrpo_lightning"):
+            found.append(child)
+    return found
+
+
+def each(base):
+    return pytest.mark.parametrize("member", members(base), ids=lambda m: m.__name__)
+
+
+def build(member):
+    return member(**ARGUMENTS.get(member, {}))
+
+
+def test_there_are_members_to_test():
+    for base, least in ((CreditRule, 4), (Objective, 4), (Reduction, 4), (Segmenter, 3)):
+        assert len(members(base)) >= least
+
+
+# --- segmenters ---------------------------------------------------------------------------------
+
+
+@each(Segmenter)
+def test_segmenter_covers_every_token_once(member):
+    segmenter, rng = build(member), random.Random(0)
+    for _ in range(200):
+        pieces = rng.choices(["a", "1+1", "\n", ";", "", "b\nc", ";;", " ", "\n\n"], k=rng.randrange(90))
+        steps = segmenter(pieces)
+        assert len(steps) == len(pieces)
+        assert all(s - b in (0, 1) for b, s in zip([0, *steps], steps, strict=False))
+        assert steps[:1] in ([], [0])
+
+
+# --- credit rules -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scores(make_rollouts):
+    torch.manual_seed(0)
+    lengths = [[2, 3, 1], [4], [1, 1, 1, 2], [3, 2], [2, 2], [1, 4], [2], [1, 1, 1]]
+    rollouts = make_rollouts([1.0, 0.0, 0.0, None, 0.5, 1.0, 1.0, 1.0], lengths)
+    outcomes = outcome_scores(rollouts)
+    return with_logits(outcomes, torch.randn(8, 4), NoisyAnd())
+
+
+@each(CreditRule)
+def test_credit_keeps_the_sign_of_the_outcome_and_is_zero_without_one(member, scores):
+    advantages = build(member)(scores)
+    assert advantages.isfinite().all()
+    assert (advantages * scores.advantages[:, None] >= 0)[scores.mask].all()
+    assert (advantages[3] == 0).all()  # no verdict
+
+
+@each(CreditRule)
+def test_credit_ignores_padding_and_the_order_of_rollouts(member, scores):
+    rule, order = build(member), torch.tensor([2, 0, 3, 1, 7, 5, 4, 6])
+    plain = torch.where(scores.mask, rule(scores), 0.0)
+
+    def changed(x, how):
+        return replace(x, **{k: how(v) for k, v in vars(x).items()})
+
+    shuffled = rule(changed(scores, lambda x: x[order]))
+    torch.testing.assert_close(torch.where(scores.mask[order], shuffled, 0.0), plain[order])
+    pad = torch.nn.functional.pad
+    wider = rule(changed(scores, lambda x: pad(x, (0, 2)) if x.ndim == 2 else x))
+    torch.testing.assert_close(wider[:, :4][scores.mask], plain[scores.mask])
+
+
+@each(Weighting)
+def test_gate_zero_is_plain_grpo_bit_for_bit(member, scores):
+    closed = replace(build(member), gate=0.0)
+    assert torch.equal(closed(scores), Broadcast()(scores))
+
+
+@pytest.mark.parametrize(
+    "member", [m for m in members(Weighting) if m.__name__ != "PublishedProduct"]
+)
+def test_our_weights_have_mean_one_over_the_tokens_of_a_rollout(member, scores):
+    weights = build(member).weights(scores)
+    mean = (weights * scores.lengths).sum(1) / scores.lengths.sum(1)
+    torch.testing.assert_close(mean, torch.ones(8))
+
+
+def test_all_weights_of_a_rollout_vanishing_become_uniform(scores):
+    from ssgrpo_lightning.credit import SignAware
+
+    zero = replace(scores, scores=torch.zeros_like(scores.scores), advantages=torch.ones(8))
+    assert (SignAware(floor=0.0).weights(zero) == 1).all()
+
+
+# --- objectives ---------------------------------------------------------------------------------
+
+
+@each(Objective)
+def test_objective_skips_groups_that_teach_nothing(member, scores):
+    loss = build(member).loss(torch.randn(8, 4), scores)
+    mixed = mixed_groups(scores.rewards, scores.group)
+    assert loss.isfinite().all()
+    assert (loss[~mixed] == 0).all() and (loss[mixed] != 0).all()
+
+
+@each(Objective)
+def test_objective_values_are_probabilities_that_no_later_step_changes(member, scores):
+    objective, logits = build(member), torch.randn(8, 4)
+    values = objective.values(logits, scores.baseline)
+    assert ((values >= 0) & (values <= 1)).all()
+    later = logits.clone()
+    later[:, 2] += 3
+    changed = objective.values(later, scores.baseline)
+    assert torch.equal(changed[:, :2], values[:, :2])
+    assert not torch.equal(changed[:, 2], values[:, 2])
+
+
+@each(Objective)
+def test_objective_puts_successes_above_failures(member, scores):
+    logits = torch.zeros(8, 4, requires_grad=True)
+    build(member).loss(logits, scores).sum().backward()
+    assert (logits.grad[0][scores.mask[0]] < 0).all()  # the success of its group rises
+    assert (logits.grad[1][scores.mask[1]] > 0).all()  # a failure falls
+    assert (logits.grad[~scores.mask] == 0).all()
+    assert (logits.grad[3] == 0).all()  # no verdict, no lesson
+
+
+# --- estimators ---------------------------------------------------------------------------------
+
+
+def randomised(member):
+    """An estimator whose every weight matters (read-outs start at zero)."""
+    torch.manual_seed(0)
+    estimator = member(hidden=32)
+    for parameter in estimator.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return estimator
+
+
+@each(Estimator)
+def test_estimator_reads_a_step_from_its_prefix_only(member, make_rollouts):
+    estimator = randomised(member)
+    rollouts = make_rollouts([1.0, 0.0], [[2, 3, 2], [4, 1, 1]])
+    before = estimator(rollouts)
+    last = rollouts.step == 2
+    changed = replace(
+        rollouts,
+        tokens=torch.where(last, 5, rollouts.tokens),
+        logprobs=rollouts.logprobs - last.float(),
+        entropy=rollouts.entropy + last.float(),
+    )
+    after = estimator(changed)
+    torch.testing.assert_close(after[:, :2], before[:, :2])
+    assert (after[:, 2] != before[:, 2]).all()
+
+
+@each(Estimator)
+def test_estimator_ignores_padding_and_who_else_is_in_the_batch(member, make_rollouts):
+    estimator = randomised(member)
+    rollouts = make_rollouts([1.0, 0.0, 1.0], [[2, 3], [4, 1, 2, 6], [1]])
+    together = estimator(rollouts)
+    for row, steps in enumerate([2, 4, 1]):
+        alone = estimator(rollouts.select(torch.tensor([row])))
+        torch.testing.assert_close(alone[0], together[row, :steps])
+
+
+@each(Estimator)
+def test_estimator_survives_empty_completions(member, make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0], [[], [2]])
+    logits = randomised(member)(rollouts)
+    assert logits.shape == (2, 1) and logits.isfinite().all()
+
+
+def test_ours_knows_the_order_of_tokens_and_the_published_does_not(make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0], [[3], [3]])
+    first = rollouts.sampled.nonzero()[0, 1]
+    tokens = rollouts.tokens.clone()
+    tokens[:, first : first + 3] = tokens[:, first : first + 3].flip(1)
+    flipped = replace(rollouts, tokens=tokens)
+    ours, published = randomised(CausalSteps), randomised(PublishedEncoder)
+    assert not torch.allclose(ours(rollouts), ours(flipped))
+    torch.testing.assert_close(published(rollouts), published(flipped))
+
+
+def test_untrained_ours_doubts_the_step_with_the_least_likely_token(make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0], [[2, 3, 2], [4, 1, 1]])
+    logits = CausalSteps()(rollouts)
+    for row in range(2):
+        least = rollouts.step[row][rollouts.logprobs[row].argmin()]
+        assert logits[row].argmin() == least
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+@each(Surrogate)
+def test_surrogate_on_policy_pulls_with_the_advantage(member):
+    logprobs = torch.randn(2, 5, requires_grad=True)
+    advantages = torch.randn(2, 5)
+    advantages[0, 0] = 0
+    build(member)(logprobs, logprobs.detach(), advantages).sum().backward()
+    torch.testing.assert_close(logprobs.grad, -advantages)
+
+
+@each(Reduction)
+def test_reduction_is_the_same_for_every_split(member):
+    torch.manual_seed(0)
+    reduction, losses = build(member), torch.randn(6, 8)
+    mask = torch.arange(8) < torch.tensor([8, 1, 5, 0, 3, 8])[:, None]
+    results = []
+    for size in (1, 2, 4, 6):
+        parts = torch.arange(6).split(size)
+        divisor = torch.stack([reduction.count(mask[p]) for p in parts]).sum()
+        total = sum((reduction.weigh(mask[p]) * losses[p]).sum() / divisor for p in parts)
+        results.append(total)
+    same = all(torch.allclose(r, results[0]) for r in results)
+    assert same is (member is not Bnpo)  # by definition a local mean
+
+
+@each(Reduction)
+def test_reduction_gives_masked_tokens_no_weight(member):
+    mask = torch.tensor([[True, False], [False, False]])
+    weights = build(member).weigh(mask)
+    assert weights.isfinite().all() and (weights[~mask] == 0).all() and weights[0, 0] > 0
+
+
+# --- tasks and verifiers ------------------------------------------------------------------------
+
+
+@each(Verifier)
+def test_verifier_gives_a_verdict_on_anything(member):
+    for text in ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1"]:
+        reward = build(member)(text, Problem(0, "p", "1")).reward
+        assert reward is None or 0 <= reward <= 1
+    assert build(member)("1", Problem(0, "p", "1")).reward == 1
+
+
+@each(Task)
+def test_task_numbers_its_problems(member, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(9)))
+    fields = {"train": str(path), "validation": str(path)} if member is TableTask else {}
+    task = member(**fields)
+    for split in ("train", "validation", "test"):
+        problems = task.problems(split)
+        assert problems and len({p.id for p in problems}) == len(problems)
+        assert task.problems(split) == problems
