@@ -37,6 +37,8 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
 }
 
+OPTIONAL = {"enable_progress_bar": "progress", "enable_checkpointing": "checkpoint"}
+
 
 class SSGRPOCLI(LightningCLI):
     """LightningCLI with this project's callbacks, links and error messages."""
@@ -70,6 +72,10 @@ class SSGRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Metrics always go to ``metrics.csv`` in the run folder, whatever else logs them."""
         config = self._get(self.config_init, "trainer")
+        callback_keys = self._parser(self.subcommand).callback_keys
+        for flag, key in OPTIONAL.items():
+            if config.get(flag) is False:
+                callback_keys.remove(key)
         wanted = config.get("logger")
         if wanted is not False:
             others: list[Logger] = wanted if isinstance(wanted, list) else []
