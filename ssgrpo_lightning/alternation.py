@@ -139,19 +139,22 @@ class SSGRPO(L.LightningModule):
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
-        if self.inner_epochs * self.minibatches > 1:
-            batch = replace(batch, old=policy.logprobs(rollouts))
+        # Rows without a gradient are spared the forward pass, but count in the divisor.
+        steps = [
+            tuple(micro_batches(rollouts, part, policy.micro_batch) for part in (live, idle))
+            for epoch in range(self.inner_epochs)
+            for rows in minibatches(rollouts, self.minibatches, self._generator(epoch))
+            for live, idle in [(rows[learns[rows]], rows[~learns[rows]])]
+        ]
+        if len(steps) > 1:
+            first_pass = [rows for live, _ in steps[: self.minibatches] for rows in live]
+            batch = replace(batch, old=policy.logprobs(rollouts, first_pass))
         optimizer, tally = self.optimizers_by_name()["policy"], parallel.Tally()
-        for epoch in range(self.inner_epochs):
-            generator = parallel.rank_generator(self.seed, self.policy_step, epoch)
-            for rows in minibatches(rollouts, self.minibatches, generator):
-                # Rows without a gradient are spared the forward pass, but count in the divisor.
-                live = micro_batches(rollouts, rows[learns[rows]], policy.micro_batch)
-                idle = micro_batches(rollouts, rows[~learns[rows]], policy.micro_batch)
-                counts = torch.stack([policy.reduction.count(mask[m]) for m in live + idle])
-                divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
-                losses = [partial(policy.loss, batch.select(m), divisor) for m in live]
-                parallel.optimiser_step(self, policy, optimizer, losses, tally)
+        for live, idle in steps:
+            counts = torch.stack([policy.reduction.count(mask[rows]) for rows in live + idle])
+            divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
+            losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
+            parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
     def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
@@ -181,6 +184,10 @@ class SSGRPO(L.LightningModule):
             scheduler.step()  # pyright: ignore[reportCallIssue]
         self.policy_step += 1
         parallel.count_update(self)
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        """Randomness of the split of one pass into minibatches."""
+        return parallel.rank_generator(self.seed, self.policy_step, epoch)
 
     def optimizers_by_name(self) -> dict[str, torch.optim.Optimizer]:
         """The plain optimisers of the children, without Lightning's step counter around them."""

@@ -82,7 +82,7 @@ class CausalSteps(Estimator):
         sums = vectors.new_zeros(len(rollouts) * count, vectors.shape[1])
         sums = sums.index_add(0, segment, vectors)
         sizes = segment.bincount(minlength=len(sums)).clamp(min=1)
-        return (sums / sizes[:, None]).view(len(rollouts), count, -1)
+        return (sums / sizes[:, None]).view(len(rollouts), count, vectors.shape[1])
 
 
 class PublishedEncoder(Estimator):

@@ -1,6 +1,6 @@
 """The policy as a LightningModule: its network, its loss, its optimiser. Knows no trainer or rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning as L
@@ -14,7 +14,7 @@ from ssgrpo_lightning.functional import kl_k3
 from ssgrpo_lightning.losses import ClippedSurrogate, Dapo, Reduction, Surrogate
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
-from ssgrpo_lightning.rollouts import micro_batches
+from ssgrpo_lightning.rollouts import Rows
 
 
 class PolicyModule(L.LightningModule):
@@ -125,12 +125,17 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")
 
-    def logprobs(self, rollouts: Rollouts) -> Float[Tensor, "rollout token"]:
-        """Log-probabilities of the sampled tokens as they are now, without gradient."""
+    def logprobs(
+        self, rollouts: Rollouts, parts: Sequence[Rows]
+    ) -> Float[Tensor, "rollout token"]:
+        """Log-probabilities of the sampled tokens as they are now, without gradient; 0 in rollouts
+        that no part names.
+
+        Computed in the very micro-batches that train on them, so that the first ratio is exactly 1.
+        """
         result = torch.zeros_like(rollouts.logprobs)
-        everyone = torch.arange(len(rollouts), device=result.device)
         with torch.no_grad():
-            for rows in micro_batches(rollouts, everyone, self.micro_batch):
+            for rows in parts:
                 values, _ = self.forward(rollouts.select(rows))
                 result[rows, rollouts.columns(rows)] = values
         return result

@@ -17,6 +17,9 @@ from ssgrpo_lightning.records import Problem, Rollouts, Verdict
 from ssgrpo_lightning.segmenters import Segmenter
 from ssgrpo_lightning.verifiers import Verifier
 
+# Any number of row numbers; parts of a split differ in length.
+Rows = Int[Tensor, " _"]
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -135,8 +138,8 @@ def assemble(
 
 
 def micro_batches(
-    rollouts: Rollouts, rows: Int[Tensor, " row"], size: int
-) -> list[Int[Tensor, " row"]]:
+    rollouts: Rollouts, rows: Rows, size: int
+) -> list[Rows]:
     """Split rows into micro-batches of rollouts of like length, so that little is padding."""
     order = rollouts.attended[rows].sum(1).argsort(stable=True)
     return [part for part in rows[order].split(size) if len(part)]
@@ -144,7 +147,7 @@ def micro_batches(
 
 def minibatches(
     rollouts: Rollouts, count: int, generator: torch.Generator
-) -> list[Int[Tensor, " row"]]:
+) -> list[Rows]:
     """Rows of each optimiser step of a pass: whole groups, in random order where there are several."""
     groups = rollouts.group.unique()
     if count == 1:
@@ -154,9 +157,9 @@ def minibatches(
     return [torch.isin(rollouts.group, part).nonzero()[:, 0] for part in parts if len(part)]
 
 
-def whole_groups(rollouts: Rollouts, groups: int) -> Iterator[Int[Tensor, " row"]]:
+def whole_groups(rollouts: Rollouts, groups: int) -> Iterator[Rows]:
     """Rows in portions of whole groups, `groups` of them at a time."""
-    for members in rollouts.group.unique().split(groups):
+    for members in rollouts.group.unique().split(groups) if len(rollouts) else ():
         yield torch.isin(rollouts.group, members).nonzero()[:, 0]
 
 

@@ -20,8 +20,15 @@ NAN = float("nan")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads():
-    torch.set_num_threads(2)
+def _one_thread():
+    # The models are too small for two, and other work on the machine then costs less.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _bare_command_line(monkeypatch):
+    # LightningCLI warns where both a list and sys.argv hold arguments.
+    monkeypatch.setattr("sys.argv", ["train.py"])
 
 
 @pytest.fixture(scope="session")
