@@ -66,6 +66,7 @@ class SSGRPOCLI(LightningCLI):
         try:
             self._check_folder()
             super().instantiate_classes()
+            self._check_trainer()
         except ValueError as error:
             self._refuse(error)
 
@@ -107,6 +108,27 @@ class SSGRPOCLI(LightningCLI):
                 f"trainer.default_root_dir is {str(folder)!r}, which cannot be written "
                 f"({error.strerror}): choose a folder you may write to"
             ) from error
+
+    def _check_trainer(self) -> None:
+        """Point from Lightning's optimisation flags, which manual optimisation refuses, to ours."""
+        if not isinstance(self.model, SSGRPO):
+            return
+        if str(self._get(self.config, "trainer").get("precision")) in ("16", "16-mixed"):
+            raise ValueError(
+                "trainer.precision is 16-mixed, whose gradient scaler cannot serve two alternating "
+                "optimisers: use bf16-mixed or 32-true"
+            )
+        ours = {
+            "gradient_clip_val": (None, "policy.max_grad_norm and estimator.max_grad_norm"),
+            "accumulate_grad_batches": (1, "policy.micro_batch, the rollouts of one backward pass"),
+        }
+        for field, (unset, instead) in ours.items():
+            value = getattr(self.trainer, field)
+            if value != unset:
+                raise ValueError(
+                    f"trainer.{field} is {value}, must be left out: two modules alternate here, "
+                    f"and each has its own; use {instead}"
+                )
 
     def _refuse(self, error: ValueError) -> None:
         sys.exit(f"error: {error}")

@@ -114,14 +114,9 @@ def refuse_unsupported(module: L.LightningModule) -> None:
     """Refuse what manual optimisation with unwrapped optimisers cannot keep right.
 
     Raises:
-        ValueError: Half precision with a gradient scaler, or a strategy that is not supported.
+        ValueError: A strategy that is not supported.
     """
     trainer = module.trainer
-    if trainer.precision == "16-mixed":
-        raise ValueError(
-            "trainer.precision is '16-mixed', whose gradient scaler would be stepped around: "
-            "use 'bf16-mixed' or '32-true'"
-        )
     name = type(trainer.strategy).__name__
     if name not in ("SingleDeviceStrategy", "DDPStrategy"):
         raise ValueError(

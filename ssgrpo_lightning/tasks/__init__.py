@@ -3,5 +3,6 @@
 from ssgrpo_lightning.tasks.arithmetic import ChainArithmetic
 from ssgrpo_lightning.tasks.table import TableTask
 from ssgrpo_lightning.tasks.task import Split, Task
+from ssgrpo_lightning.tasks.word_problems import WordProblems
 
-__all__ = ["ChainArithmetic", "Split", "TableTask", "Task"]
+__all__ = ["ChainArithmetic", "Split", "TableTask", "Task", "WordProblems"]

@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,9 +57,13 @@ def test_printed_config_gives_the_same_run(tmp_path, capsys):
 
 
 def test_optimiser_arguments_are_exactly_those_of_the_yaml(tmp_path):
-    sgd = "{class_path: torch.optim.SGD, init_args: {lr: 0.1}}"
-    cli = main(["fit", f"--config={QUICKSTART}", *small(tmp_path),
-                f"--model.policy.optimizer={sgd}", f"--model.estimator.optimizer={sgd}"])
+    # A whole config rather than an overlay: an overlay keeps what the new class also knows.
+    config = yaml.safe_load(Path(QUICKSTART).read_text())
+    for child in ("policy", "estimator"):
+        sgd = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+        config["model"]["init_args"][child]["optimizer"] = sgd
+    (tmp_path / "sgd.yaml").write_text(yaml.safe_dump(config))
+    cli = main(["fit", f"--config={tmp_path / 'sgd.yaml'}", *small(tmp_path)])
     policy, estimator = cli.trainer.optimizers
     for optimizer in (policy, estimator):
         (group,) = optimizer.param_groups
