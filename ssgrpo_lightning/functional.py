@@ -336,35 +336,3 @@ def pairwise_loss(
     order = torch.where(same, rewards[:, None] - rewards[None], 0.0).nan_to_num().sign()
     loss = F.softplus(margin - order * (z[:, None] - z[None])) * order.abs()
     return loss.sum(1) / order.abs().sum(1).clamp(min=1)
-
-
-# --- watching the weights ----------------------------------------------------------------------
-
-
-def weight_entropy(weights: PerStep, mask: StepMask) -> PerRollout:
-    """Entropy of a rollout's step weights over that of uniform ones, in [0, 1]; NaN below two steps.
-
-    >>> m = torch.ones(2, 2, dtype=torch.bool)
-    >>> weight_entropy(torch.tensor([[1., 1.], [3., 0.]]), m)
-    tensor([1., 0.])
-    """
-    share = torch.where(mask, weights, 0.0)
-    share = share / share.sum(1, keepdim=True).clamp(min=1e-12)
-    entropy = torch.special.entr(share).sum(1)
-    count = mask.sum(1)
-    return torch.where(count > 1, entropy / count.clamp(min=2).log(), math.nan).clamp(0, 1)
-
-
-def within_variance_share(weights: PerStep, mask: StepMask) -> Float[Tensor, ""]:
-    """Share of the weights' variance that lies within rollouts, ``E_i Var_t(w) / Var(w)``.
-
-    0 is the collapse that entropy does not see: one constant per rollout. NaN for constant weights.
-
-    >>> m = torch.ones(2, 2, dtype=torch.bool)
-    >>> within_variance_share(torch.tensor([[1., 3.], [1., 3.]]), m)
-    tensor(1.)
-    """
-    mean = mean_steps(weights, mask)[:, None]
-    within = torch.where(mask, (weights - mean).square(), 0.0).sum()
-    total = torch.where(mask, (weights - weights[mask].mean()).square(), 0.0).sum()
-    return within / total

@@ -12,7 +12,6 @@ from ssgrpo_lightning.functional import (
     group_sum,
     mixed_groups,
     spread_steps,
-    weight_entropy,
 )
 from ssgrpo_lightning.records import Rollouts, StepScores
 
@@ -55,13 +54,49 @@ def last_value(scores: StepScores) -> Float[Tensor, " rollout"]:
     return scores.values.gather(1, last[:, None])[:, 0]
 
 
+def weight_entropy(
+    weights: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> Float[Tensor, " rollout"]:
+    """Entropy of a rollout's step weights over that of uniform ones, in [0, 1]; NaN below two steps.
+
+    >>> m = torch.ones(2, 2, dtype=torch.bool)
+    >>> weight_entropy(torch.tensor([[1., 1.], [3., 0.]]), m)
+    tensor([1., 0.])
+    """
+    share = torch.where(mask, weights, 0.0)
+    share = share / share.sum(1, keepdim=True).clamp(min=1e-12)
+    entropy = torch.special.entr(share).sum(1)
+    count = mask.sum(1)
+    return torch.where(count > 1, entropy / count.clamp(min=2).log(), math.nan).clamp(0, 1)
+
+
+def variance_parts(
+    weights: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> tuple[Tensor, Tensor]:
+    """Squared deviations of weights within rollouts, and altogether.
+
+    Their quotient ``E_i Var_t(w) / Var(w)`` is 0 in the collapse that entropy does not see: one
+    constant per rollout, different across rollouts.
+
+    >>> m = torch.ones(2, 2, dtype=torch.bool)
+    >>> variance_parts(torch.tensor([[1., 1.], [3., 3.]]), m)
+    (tensor(0.), tensor(4.))
+    """
+    count = mask.sum(1, keepdim=True)
+    mean = (weights * mask).sum(1, keepdim=True) / count.clamp(min=1)
+    everywhere = (weights * mask).sum() / count.sum().clamp(min=1)
+    within = torch.where(mask, weights - mean, 0.0).square().sum()
+    return within, torch.where(mask, weights - everywhere, 0.0).square().sum()
+
+
 def rollout_sums(rollouts: Rollouts) -> Sums:
     """Rewards, lengths and diversity of the rollouts; names as in TRL where TRL has them."""
     lengths, truncated = rollouts.completion_lengths.float(), rollouts.truncated
     rewards, group = rollouts.rewards, rollouts.group
     known = ~rewards.isnan()
     one_each = 1 / group_sum(torch.ones_like(rewards), group)  # sums to 1 over a group
-    dead = known & ~mixed_groups(rewards, group)
+    mixed = group_sum(mixed_groups(rewards, group).float(), group) > 0
+    dead = (group_sum(known.float(), group) > 0) & ~mixed
     deviation = group_std(rewards, group)
     return {
         "reward": mean_of(rewards),
@@ -90,7 +125,6 @@ def credit_sums(
     entropy = torch.where(bent, weight_entropy(weights, mask), math.nan)
     per_token = spread_steps(advantages, rollouts.step).abs()
     plain = (scores.advantages.abs() * lengths.sum(1)).sum()
-    within, total = _variance_parts(weights, seen)
     sums = {
         "step/count_mean": mean_of(mask.sum(1)),
         "step/len_tokens_mean": mean_of(lengths, mask),
@@ -99,7 +133,7 @@ def credit_sums(
         "step/weight_entropy": mean_of(entropy),
         "step/frac_uniform": mean_of((entropy > UNIFORM_OVER).float(), ~entropy.isnan()),
         "step/frac_collapsed": mean_of((entropy < COLLAPSED_UNDER).float(), ~entropy.isnan()),
-        "step/within_variance_share": (within, total),
+        "step/within_variance_share": variance_parts(weights, seen),
         "step/adv_mass_ratio": (per_token.sum(), plain),
         "step/effective_tokens": mean_of(per_token > NEAR_ZERO, rollouts.sampled),
         "step/top10_text_share": _top_texts(rollouts, per_token),
@@ -117,19 +151,6 @@ def advantage_by_position(
     index = rollouts.sampled.long().cumsum(1) - 1
     part = index * bins // rollouts.completion_lengths.clamp(min=1)[:, None]
     return [mean_of(per_token, rollouts.sampled & (part == b)) for b in range(bins)]
-
-
-def _variance_parts(
-    weights: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
-) -> tuple[Tensor, Tensor]:
-    """Squared deviations of weights within rollouts, and altogether."""
-    zero = weights.new_zeros(())
-    if not bool(mask.any()):
-        return zero, zero
-    count = mask.sum(1, keepdim=True).clamp(min=1)
-    mean = (weights * mask).sum(1, keepdim=True) / count
-    within = torch.where(mask, weights - mean, 0.0).square().sum()
-    return within, torch.where(mask, weights - weights[mask].mean(), 0.0).square().sum()
 
 
 def _hashes(rollouts: Rollouts, segment: Tensor, count: int) -> Tensor:

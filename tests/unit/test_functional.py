@@ -146,19 +146,3 @@ def test_pairwise_compares_only_within_groups():
     loss = f.pairwise_loss(z, rewards, torch.tensor([0, 0, 1]), margin=0.0)
     pair = math.log1p(math.exp(-1.0))
     torch.testing.assert_close(loss, torch.tensor([pair, pair, 0.0]))
-
-
-def test_entropy_of_weights():
-    mask = torch.ones(3, 4, dtype=torch.bool)
-    mask[2, 1:] = False
-    weights = torch.tensor([[2.0] * 4, [1.0, 1.0, 0.0, 0.0], [1.0] * 4])
-    entropy = f.weight_entropy(weights, mask)
-    torch.testing.assert_close(entropy[:2], torch.tensor([1.0, 0.5]))
-    assert entropy[2].isnan()  # one step has nothing to share
-
-
-def test_variance_share_sees_the_collapse_that_entropy_does_not():
-    mask = torch.ones(2, 2, dtype=torch.bool)
-    collapsed = torch.tensor([[1.0, 1.0], [3.0, 3.0]])
-    assert (f.weight_entropy(collapsed, mask) == 1).all()
-    assert f.within_variance_share(collapsed, mask) == 0

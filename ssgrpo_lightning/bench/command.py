@@ -1,0 +1,22 @@
+"""What all benches share: their arguments and how they end."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of every bench."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    return parser
+
+
+def finish(result: dict[str, Any], headline: str, out: Path | None) -> None:
+    """Write the result where asked for, and end with the headline figure."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1))
+    print(f"{headline}: {result[headline]:.3f}")

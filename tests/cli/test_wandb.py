@@ -1,0 +1,83 @@
+"""An offline W&B run, read back: keys, axis, table, histograms, config; and the dashboard's metrics."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssgrpo_lightning.callbacks import dashboard
+from ssgrpo_lightning.cli import main
+from tests.conftest import QUICKSTART, REPOSITORY, small
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Records of one offline run: the history rows, the summary and the config."""
+    root = tmp_path_factory.mktemp("wandb")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("WANDB_MODE", "offline")
+    patch.setattr("sys.argv", ["train.py"])
+    try:
+        main(["fit", f"--config={QUICKSTART}", f"--config={REPOSITORY / 'configs/wandb.yaml'}",
+              *small(root), f"--trainer.logger.init_args.save_dir={root}", "--rollout_log.every=1",
+              "--wandb_run.every=1", "--trainer.max_steps=3"])
+        import wandb
+
+        wandb.finish()
+    finally:
+        patch.undo()
+    (file,) = root.glob("wandb/offline-run-*/run-*.wandb")
+    wandb_command = shutil.which("wandb", path=str(Path(sys.executable).parent))
+
+    def read(*options):
+        text = subprocess.run([wandb_command, "leet", "inspect", "--json", *options, str(file)],
+                              capture_output=True, text=True, check=True).stdout
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+    return file.parent, read()
+
+
+def keys_of(records) -> set[str]:
+    found = set()
+    for record in records:
+        for item in record.get("history", {}).get("item", []):
+            found.add(item.get("key") or "/".join(item.get("nested_key", item.get("nestedKey", []))))
+    return found
+
+
+def test_every_metric_of_the_dashboard_was_logged(run):
+    _, records = run
+    logged = keys_of(records)
+    missing = {m for m in dashboard.metrics() if not any(k == m or k.startswith(f"{m}/") or
+               k.startswith(f"{m}.") for k in logged)}
+    assert not missing, (missing, sorted(logged))
+
+
+def test_the_axis_never_goes_back(run):
+    _, records = run
+    steps = [
+        float(item["value_json"] if "value_json" in item else item["valueJson"])
+        for record in records
+        for item in record.get("history", {}).get("item", [])
+        if item.get("key") == "policy_step" or item.get("nested_key") == ["policy_step"]
+        or item.get("nestedKey") == ["policy_step"]
+    ]
+    assert steps == sorted(steps) and steps[0] == 0 and steps[-1] == 3
+
+
+def test_the_table_keeps_its_history_and_the_config_is_there(run):
+    folder, records = run
+    tables = sorted(folder.glob("files/media/table/rollouts*.json"))
+    rows = [row for t in tables for row in json.loads(t.read_text())["data"]]
+    assert {row[0] for row in rows} == {1, 2, 3}
+    assert "group_size" in json.dumps(records)
+
+
+def test_the_dashboard_is_built_without_network():
+    pytest.importorskip("wandb_workspaces")
+    workspace = dashboard.build("someone", "some-project")
+    titles = [panel.title for s in workspace.sections for panel in s.panels if hasattr(panel, "title")]
+    assert "Accuracy on held-out problems" in titles
