@@ -1,7 +1,7 @@
 """The algorithm: two modules that alternate under one Trainer.
 
 Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a step is worth
-(`credit`, `objectives`), what a token's loss is (`losses`), and everything about ranks (`parallel`).
+(`credit`, `objectives`), what a token's loss is (`losses`), and all about ranks (`parallel`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,8 @@ class SSGRPO(L.LightningModule):
         self,
         policy: PolicyModule,
         estimator: EstimatorModule | None = None,
-        credit: CreditRule = ValueGain(),  # noqa: B008 (frozen)
-        engine: RolloutEngine = TransformersEngine(),  # noqa: B008
+        credit: CreditRule = ValueGain(),
+        engine: RolloutEngine = TransformersEngine(),
         scale_rewards: Literal["group", "batch", "none"] = "group",
         inner_epochs: int = 1,
         minibatches: int = 1,
@@ -158,7 +158,7 @@ class SSGRPO(L.LightningModule):
         return policy.metrics(tally.means(self, "tokens"))
 
     def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """Train the estimator on the groups since its last phase, every `estimator_every` updates."""
+        """Train the estimator on the groups since its last phase, if it is due."""
         if self.estimator is None:
             return {}
         self.datamodule.store(rollouts, keep=self.estimator_every)

@@ -12,8 +12,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 # Imported so that their members are known by their short names.
-from ssgrpo_lightning import callbacks, credit, engines, estimators, losses, objectives
-from ssgrpo_lightning import segmenters, tasks, verifiers
+from ssgrpo_lightning import (
+    credit,
+    engines,
+    estimators,
+    losses,
+    objectives,
+    segmenters,
+    tasks,
+    verifiers,
+)
 from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.callbacks import (
     PhaseBar,
@@ -23,8 +31,6 @@ from ssgrpo_lightning.callbacks import (
     WandbRun,
     WeightEntropy,
 )
-from ssgrpo_lightning.data import RolloutDataModule, StoredRollouts
-from ssgrpo_lightning.estimator_module import EstimatorModule
 
 SWAP_POINTS = (credit, engines, estimators, losses, objectives, segmenters, tasks, verifiers)
 TRAINER_DEFAULTS = {

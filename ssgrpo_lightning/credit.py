@@ -100,7 +100,7 @@ class Weighting(CreditRule):
         name = type(self).__name__
         if not 0 <= self.gate <= 1:
             raise ValueError(
-                f"{name}.gate is {self.gate}, must be in [0, 1]: 0 is plain GRPO, 1 the full weights"
+                f"{name}.gate is {self.gate}, must be in [0, 1]: 0 is plain GRPO, 1 full weights"
             )
         if self.window < 1 or self.window_over < self.window:
             raise ValueError(
@@ -113,9 +113,7 @@ class Weighting(CreditRule):
         """Weights as the formula gives them."""
 
     def weights(self, scores: StepScores) -> PerStep:
-        return window_mean(
-            self.raw_weights(scores), scores.lengths, self.window, self.window_over
-        )
+        return window_mean(self.raw_weights(scores), scores.lengths, self.window, self.window_over)
 
     def __call__(self, scores: StepScores) -> PerStep:
         return scores.advantages[:, None] * gated(self.weights(scores), self.gate)
@@ -134,7 +132,7 @@ class PublishedProduct(Weighting):
 
 @dataclass(frozen=True)
 class SignAware(Weighting):
-    """Score where A > 0, 1 - score where A < 0, with a floor and mean 1. OREAL (2502.06781) eq. 10."""
+    """Score where A > 0, 1 - score where A < 0; floored, mean 1. OREAL (2502.06781) eq. 10."""
 
     floor: float = 0.1
     """Least weight before the mean-1 step, so that no step stops learning."""

@@ -76,7 +76,7 @@ class RolloutDataModule(L.LightningDataModule):
         self,
         task: Task,
         verifier: Verifier,
-        segmenter: Segmenter = ByLine(),  # noqa: B008 (frozen)
+        segmenter: Segmenter = ByLine(),
         group_size: int = 8,
         rollouts_per_update: int = 256,
         validation_batch: int = 256,
@@ -89,7 +89,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.task, self.judge = task, Judge(verifier, segmenter)
         self.group_size, self.rollouts_per_update = group_size, rollouts_per_update
         self.validation_batch = validation_batch
-        self.predict_split, self.predict_problems = predict_split, predict_problems
+        self.predict_split: Split = predict_split
+        self.predict_problems = predict_problems
         self.seed = seed
         self.buffer: deque[Rollouts] = deque()
         self.problems: dict[Split, Sequence[Problem]] = {}

@@ -39,7 +39,7 @@ class EstimatorModule(L.LightningModule):
         self,
         optimizer: OptimizerCallable,
         estimator: Estimator | None = None,
-        objective: Objective = NoisyAnd(),  # noqa: B008 (frozen)
+        objective: Objective = NoisyAnd(),
         lr_scheduler: LRSchedulerCallable | None = None,
         micro_batch_groups: int = 64,
         max_grad_norm: float | None = 1.0,
@@ -76,7 +76,7 @@ class EstimatorModule(L.LightningModule):
 
     @margin.setter
     def margin(self, value: float) -> None:
-        self.objective = replace(self.objective, margin=value)  # pyright: ignore[reportCallIssue]
+        self.objective = replace(self.objective, margin=value)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def get_extra_state(self) -> dict[str, float | None]:
         """The margin moves while training, so it is saved with the weights."""
@@ -90,9 +90,7 @@ class EstimatorModule(L.LightningModule):
         self.ready = True
 
     def configure_optimizers(self) -> Any:
-        return with_schedule(
-            self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator"
-        )
+        return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator")
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
         """Logit of every step."""

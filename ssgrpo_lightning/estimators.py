@@ -1,5 +1,6 @@
-"""Estimators: tiny networks that read a rollout and give every step a logit. One abstract class,
-then its members.
+"""Estimators: tiny networks that read a rollout and give every step a logit.
+
+One abstract class, then its members.
 """
 
 import math
@@ -117,8 +118,10 @@ class PublishedEncoder(Estimator):
 
 
 def step_confidence(rollouts: Rollouts) -> Float[Tensor, "rollout step feature"]:
-    """What the policy thought of each step, in nats: mean, least and summed log-probability of its
-    tokens, mean and greatest entropy. Sums are kept above -20.
+    """What the policy thought of each step, in nats.
+
+    Mean, least and summed log-probability of its tokens, mean and greatest entropy; sums are kept
+    above -20.
     """
     step, steps = rollouts.step, rollouts.steps
     logprobs, entropy = rollouts.logprobs.clamp(min=-20), rollouts.entropy

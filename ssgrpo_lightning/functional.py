@@ -197,7 +197,7 @@ def value_gains(values: PerStep, baseline: PerRollout, mask: StepMask) -> PerSte
 def gain_weights(
     gains: PerStep, advantages: PerRollout, k: float, floor: float, w_max: float
 ) -> PerStep:
-    """Weight that grows with a gain in successes and with a loss in failures, before the mean-1 step.
+    """Weight that grows with a gain in successes and a loss in failures, before the mean-1 step.
 
     ``w_t = clip(1 + k sign(A_i) D_t, floor, w_max)``; k = 0 is GRPO. Source: the recipe's own shape
     with OREAL's sign (2502.06781) and a difference for a level.
@@ -321,9 +321,7 @@ def prefix_loss(
     return mean_steps(F.binary_cross_entropy_with_logits(z, target, reduction="none"), mask)
 
 
-def pairwise_loss(
-    z: PerRollout, rewards: PerRollout, group: Groups, margin: float
-) -> PerRollout:
+def pairwise_loss(z: PerRollout, rewards: PerRollout, group: Groups, margin: float) -> PerRollout:
     """Mean over a rollout's better or worse group members of ``softplus(margin - (z_+ - z_-))``.
 
     Source: Bradley-Terry within the group, as iStar (2509.19199) and PQM (2410.11287).

@@ -1,5 +1,6 @@
-"""Policy losses, as two swap points that combine freely: what a token's loss is, and how tokens are
-summed into one number.
+"""Policy losses, as two swap points that combine freely.
+
+A surrogate says what a token's loss is, a reduction how tokens become one number.
 """
 
 from abc import ABC, abstractmethod

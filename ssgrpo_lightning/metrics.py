@@ -1,4 +1,4 @@
-"""What is logged of an update, as pairs (sum, count), so that means over ranks are means of sums."""
+"""What is logged of an update: pairs (sum, count), so that means over ranks are means of sums."""
 
 import math
 
@@ -36,8 +36,9 @@ def mean_of(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
 def ranking_accuracy(
     z: Float[Tensor, " rollout"], rewards: Float[Tensor, " rollout"], group: Int[Tensor, " rollout"]
 ) -> tuple[Tensor, Tensor]:
-    """Pairs of a better and a worse rollout of one group that `z` ranks rightly (ties count half),
-    and the number of such pairs; their quotient is the AUC within groups.
+    """Pairs of a better and a worse rollout of one group that `z` ranks rightly, and all pairs.
+
+    Ties count half. The quotient is the AUC within groups.
 
     >>> r, g = torch.tensor([1., 0., 0.]), torch.tensor([0, 0, 0])
     >>> ranking_accuracy(torch.tensor([2., 1., 3.]), r, g)
@@ -57,7 +58,7 @@ def last_value(scores: StepScores) -> Float[Tensor, " rollout"]:
 def weight_entropy(
     weights: Float[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
 ) -> Float[Tensor, " rollout"]:
-    """Entropy of a rollout's step weights over that of uniform ones, in [0, 1]; NaN below two steps.
+    """Entropy of a rollout's step weights over that of uniform ones; NaN below two steps.
 
     >>> m = torch.ones(2, 2, dtype=torch.bool)
     >>> weight_entropy(torch.tensor([[1., 1.], [3., 0.]]), m)
@@ -118,7 +119,7 @@ def credit_sums(
     weights: Float[Tensor, "rollout step"],
     advantages: Float[Tensor, "rollout step"],
 ) -> Sums:
-    """What the credit rule did; weights are those before the gate, in rollouts with an advantage."""
+    """What the credit rule did; weights are those before the gate, where there is an advantage."""
     mask, lengths = scores.mask, scores.lengths
     bent = scores.advantages != 0
     seen = mask & bent[:, None]
@@ -159,7 +160,9 @@ def _hashes(rollouts: Rollouts, segment: Tensor, count: int) -> Tensor:
     index = segment[mask]
     position = torch.arange(len(index), device=index.device)
     start = position.new_full((count,), len(index)).scatter_reduce(0, index, position, "amin")
-    mixed = (rollouts.tokens[mask] + 1) * 0x2545F4914F6CDD1D + (position - start[index]) * 0x9E3779B1
+    mixed = (rollouts.tokens[mask] + 1) * 0x2545F4914F6CDD1D + (
+        position - start[index]
+    ) * 0x9E3779B1
     mixed = (mixed ^ (mixed >> 29)) * 0x3C79AC492BA7B653
     mixed = mixed ^ (mixed >> 32)
     return position.new_zeros(count).index_add(0, index, mixed)
@@ -224,7 +227,5 @@ def wilson_interval(successes: float, trials: float, z: float = 1.959964) -> tup
         return 0.0, 1.0
     share, denominator = successes / trials, 1 + z * z / trials
     centre = (share + z * z / (2 * trials)) / denominator
-    half = z / denominator * math.sqrt(
-        share * (1 - share) / trials + z * z / (4 * trials * trials)
-    )
+    half = z / denominator * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,8 +1,8 @@
-"""Objectives: what the estimator's logits mean, and what they are trained toward. One abstract
-class, then its members.
+"""Objectives: what the estimator's logits mean, and what they are trained toward.
 
-All targets are the verifier's outcome in [0, 1]; groups of equal outcomes teach nothing and are
-skipped (the published target would train every step of an all-correct group toward 0).
+One abstract class, then its members. All targets are the verifier's outcome in [0, 1]; groups of
+equal outcomes teach nothing and are skipped (the published target would train every step of an
+all-correct group toward 0).
 """
 
 from abc import ABC, abstractmethod
@@ -126,7 +126,5 @@ class PrefixBCE(Objective):
         return (torch.logit(baseline)[:, None] + logits).sigmoid()
 
     def loss(self, logits: Logits, outcomes: StepScores) -> Float[Tensor, " rollout"]:
-        loss = prefix_loss(
-            logits, outcomes.mask, outcomes.rewards.nan_to_num(), outcomes.baseline
-        )
+        loss = prefix_loss(logits, outcomes.mask, outcomes.rewards.nan_to_num(), outcomes.baseline)
         return _learnt(loss, outcomes)

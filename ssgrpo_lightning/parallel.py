@@ -37,8 +37,9 @@ class Tally:
             self.sums[name] = self.sums.get(name, 0) + part.detach().float()
 
     def means(self, module: L.LightningModule, per: str) -> dict[str, Tensor]:
-        """Every sum over all ranks, divided by that of `per`, or by optimiser steps where it is a
-        loss or norm, which are whole already.
+        """Every sum over all ranks, divided by that of `per`.
+
+        Losses and norms are whole already, and divided by the number of optimiser steps.
         """
         steps = self.sums.get("steps", torch.ones(()))
         wholes = {"loss", "grad_norm"}

@@ -27,9 +27,9 @@ class Pretrained:
     """
 
     name: str = TINY_POLICY
-    """Name on the Hugging Face hub, folder, GGUF file, or ``pkg://package/path`` of package data."""
+    """Hub name, folder, GGUF file, or ``pkg://package/path`` of an installed package's data."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the weights; train in float32 and let ``trainer.precision`` choose the compute."""
+    """Precision of the weights; keep float32 and let ``trainer.precision`` choose the compute."""
     pad_token: str | None = None
     """Padding token for a tokenizer that has none; padding never trains, so its eos will do."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
@@ -58,12 +58,15 @@ class Pretrained:
 
     def tokenizer(self) -> "Codec":
         """The tokenizer alone: seconds before the weights, for checks of a config."""
-        tokenizer = AutoTokenizer.from_pretrained(**self._source(), trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            **self._source(),
+            trust_remote_code=False,  # pyright: ignore[reportArgumentType]
+        )
         if self.pad_token is not None:
             if self.pad_token not in tokenizer.get_vocab():
                 raise ValueError(
                     f"policy.model.pad_token is {self.pad_token!r}, which is not in the "
-                    f"vocabulary of {self.name}: name a token it has, such as {tokenizer.eos_token!r}"
+                    f"vocabulary of {self.name}: name one it has, such as {tokenizer.eos_token!r}"
                 )
             tokenizer.pad_token = self.pad_token
         if tokenizer.pad_token_id is None:
@@ -153,7 +156,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Refuse models that treat their logits after the head (soft caps, scales): ours is bare."""
+        """Refuse models that treat logits after the head (soft caps, scales): ours is bare."""
         tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.vocab_size
         training = self.model.training
         self.model.eval()
@@ -162,8 +165,8 @@ class Policy(nn.Module):
         self.model.train(training)
         if not torch.allclose(whole, ours, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} changes its logits after the LM head (a soft cap or a "
-                "scale), which the chunked head would leave out: use another architecture, or "
+                f"{type(self.model).__name__} changes its logits after the LM head (a soft cap or "
+                "a scale), which the chunked head would leave out: use another architecture, or "
                 "override Policy.head"
             )
 

@@ -1,4 +1,4 @@
-"""The policy as a LightningModule: its network, its loss, its optimiser. Knows no trainer or rank."""
+"""The policy as a LightningModule: its network, its loss, its optimiser. Knows no rank."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,13 +41,13 @@ class PolicyModule(L.LightningModule):
     def __init__(
         self,
         optimizer: OptimizerCallable,
-        model: Pretrained = Pretrained(),  # noqa: B008 (frozen)
+        model: Pretrained = Pretrained(),
         lr_scheduler: LRSchedulerCallable | None = None,
-        sampling: Sampling = Sampling(),  # noqa: B008
+        sampling: Sampling = Sampling(),
         evaluation: Sampling | None = None,
         max_prompt_tokens: int = 512,
-        surrogate: Surrogate = ClippedSurrogate(),  # noqa: B008
-        reduction: Reduction = Dapo(),  # noqa: B008
+        surrogate: Surrogate = ClippedSurrogate(),
+        reduction: Reduction = Dapo(),
         beta: float = 0.0,
         micro_batch: int = 64,
         max_grad_norm: float | None = 1.0,
@@ -125,13 +125,11 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")
 
-    def logprobs(
-        self, rollouts: Rollouts, parts: Sequence[Rows]
-    ) -> Float[Tensor, "rollout token"]:
-        """Log-probabilities of the sampled tokens as they are now, without gradient; 0 in rollouts
-        that no part names.
+    def logprobs(self, rollouts: Rollouts, parts: Sequence[Rows]) -> Float[Tensor, "rollout token"]:
+        """Log-probabilities of the sampled tokens as they are now, without gradient.
 
-        Computed in the very micro-batches that train on them, so that the first ratio is exactly 1.
+        0 in rollouts that no part names. Computed in the very micro-batches that train on them, so
+        that the first ratio is exactly 1.
         """
         result = torch.zeros_like(rollouts.logprobs)
         with torch.no_grad():
@@ -148,14 +146,16 @@ class PolicyModule(L.LightningModule):
         )
 
     def learnt(self, rollouts: Rollouts) -> Bool[Tensor, "rollout token"]:
-        """Tokens that count: sampled, in a rollout with a verdict. Numerator and denominator of
-        every reduction use this one mask.
+        """Tokens that count: sampled, in a rollout with a verdict.
+
+        Numerator and denominator of every reduction use this one mask.
         """
         return rollouts.sampled & ~rollouts.rewards.isnan()[:, None]
 
     def learns(self, batch: CreditedRollouts) -> Bool[Tensor, " rollout"]:
-        """Rollouts whose loss has a gradient: those with an advantage; with beta > 0 every one with
-        a verdict, since also a dead group holds the policy to its reference.
+        """Rollouts whose loss has a gradient: those with an advantage.
+
+        With beta > 0 every one with a verdict: also a dead group holds the policy to its reference.
         """
         if self.beta > 0:
             return self.learnt(batch.rollouts).any(1)
@@ -197,8 +197,9 @@ class PolicyModule(L.LightningModule):
         return loss, {name: x.sum().float() for name, x in sums.items()}
 
     def metrics(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a policy phase measured, under TRL's names; 0 where nothing was trained, so that the
-        names never change.
+        """What a policy phase measured, under TRL's names.
+
+        0 where nothing was trained, so that the names never change.
         """
         names = ["sampling/sampling_logp_difference/mean"]
         names += list(self.surrogate.watch(*[torch.zeros(1, 1)] * 3))

@@ -153,8 +153,9 @@ class CreditedRollouts:
 
 @dataclass(frozen=True)
 class StepScores:
-    """What a credit rule or an objective may look at: one record, so that no signature has to
-    change for the next idea.
+    """What a credit rule or an objective may look at.
+
+    One record, so that no signature has to change for the next idea.
 
     Attributes:
         scores: Soundness of each step in [0, 1], as the estimator sees it.

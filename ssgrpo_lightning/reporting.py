@@ -57,7 +57,8 @@ def log_row(module: "SSGRPO", row: dict[str, float]) -> None:
 
     Lightning's own way repeats the last value of a metric that an update did not measure.
     """
-    if module.policy_step % module.trainer.log_every_n_steps == 0:
+    every: int = module.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
+    if module.policy_step % every == 0:
         for logger in module.loggers:
             logger.log_metrics(row, step=module.policy_step)
     for name, value in row.items():

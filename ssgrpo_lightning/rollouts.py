@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.engine import uniform_noise
-from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Problem, Rollouts, Verdict
 from ssgrpo_lightning.segmenters import Segmenter
@@ -137,18 +136,14 @@ def assemble(
     )
 
 
-def micro_batches(
-    rollouts: Rollouts, rows: Rows, size: int
-) -> list[Rows]:
+def micro_batches(rollouts: Rollouts, rows: Rows, size: int) -> list[Rows]:
     """Split rows into micro-batches of rollouts of like length, so that little is padding."""
     order = rollouts.attended[rows].sum(1).argsort(stable=True)
     return [part for part in rows[order].split(size) if len(part)]
 
 
-def minibatches(
-    rollouts: Rollouts, count: int, generator: torch.Generator
-) -> list[Rows]:
-    """Rows of each optimiser step of a pass: whole groups, in random order where there are several."""
+def minibatches(rollouts: Rollouts, count: int, generator: torch.Generator) -> list[Rows]:
+    """Rows of each optimiser step of a pass: whole groups, in random order if there are several."""
     groups = rollouts.group.unique()
     if count == 1:
         return [torch.arange(len(rollouts), device=groups.device)]
@@ -227,9 +222,7 @@ def from_rows(rows: Sequence[dict]) -> Rollouts:
 
 def _problem(row: dict) -> Problem:
     prompt = row["prompt"]
-    return Problem(
-        row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"]
-    )
+    return Problem(row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"])
 
 
 def read_rows(path: Path) -> Iterable[dict]:

@@ -1,4 +1,4 @@
-"""Small real objects shared by the tests: the shipped policy, rollouts with chosen rewards, the CLI."""
+"""Small real objects shared by the tests: the shipped policy, chosen rollouts, the CLI."""
 
 import csv
 from pathlib import Path

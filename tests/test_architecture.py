@@ -1,4 +1,4 @@
-"""Who may import whom, which framework has which door, how long a file may be, what the README says."""
+"""Who may import whom, which framework has which door, how long a file may be."""
 
 import ast
 import subprocess
@@ -28,8 +28,17 @@ LAYERS = [
 DOORS = {
     "transformers": {"policy", "engines", "tiny_policy"},
     "tokenizers": {"tiny_policy"},
-    "lightning": {"data", "policy_module", "estimator_module", "alternation", "parallel",
-                  "reporting", "callbacks", "cli", "bench"},
+    "lightning": {
+        "data",
+        "policy_module",
+        "estimator_module",
+        "alternation",
+        "parallel",
+        "reporting",
+        "callbacks",
+        "cli",
+        "bench",
+    },
     "wandb": {"callbacks"},
     "wandb_workspaces": {"callbacks"},
     "datasets": {"tasks"},
@@ -62,7 +71,11 @@ def test_imports_point_one_way(path):
         assert not imports(path)
         return
     layer = next(i for i, names in enumerate(LAYERS) if own in names)
-    allowed = set().union(*LAYERS[:layer]) | {own} | (LAYERS[layer] if own in ("functional", "records", "parallel") else set())
+    allowed = (
+        set().union(*LAYERS[:layer])
+        | {own}
+        | (LAYERS[layer] if own in ("functional", "records", "parallel") else set())
+    )
     for imported in imports(path):
         parts = imported.split(".")
         if parts[0] == "ssgrpo_lightning":
@@ -87,17 +100,25 @@ def test_the_maths_loads_neither_lightning_nor_transformers():
         "import sys, ssgrpo_lightning.functional\n"
         "print([m for m in ('lightning', 'transformers') if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True,
-                            text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 def test_the_top_level_is_exactly_what_was_agreed():
-    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True,
-                             check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.split()
     top = {name.split("/")[0] for name in tracked}
     assert {t for t in top if not t.startswith(".")} == {
-        "pyproject.toml", "README.md", "LICENSE", "ssgrpo_lightning", "configs", "tests", "train.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "ssgrpo_lightning",
+        "configs",
+        "tests",
+        "train.py",
     }
 
 

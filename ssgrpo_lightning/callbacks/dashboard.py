@@ -1,4 +1,4 @@
-"""The W&B dashboard as code: `python -m ssgrpo_lightning.callbacks.dashboard --entity … --project …`.
+"""The W&B dashboard as code: `python -m ssgrpo_lightning.callbacks.dashboard --entity NAME`.
 
 Needs the extra ``dashboard`` and a login; building it needs neither network nor account.
 """
@@ -80,9 +80,7 @@ def build(entity: str, project: str) -> Any:
     ]
     table = panels.WeavePanelSummaryTable(table_name=TABLE)
     sections.append(workspaces.Section(name="Rollouts", is_open=True, panels=[table]))
-    return workspaces.Workspace(
-        entity=entity, project=project, name="SS-GRPO", sections=sections
-    )
+    return workspaces.Workspace(entity=entity, project=project, name="SS-GRPO", sections=sections)
 
 
 def main() -> None:

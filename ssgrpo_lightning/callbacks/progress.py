@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 
 class PhaseBar(TQDMProgressBar):
-    """Counts updates and shows the phase (rollout, score, policy, estimator), reward and entropy."""
+    """Counts updates; shows the phase (rollout, score, policy, estimator), reward and entropy."""
 
     def init_train_tqdm(self) -> Tqdm:
         bar = super().init_train_tqdm()

@@ -54,7 +54,9 @@ class RolloutLog(L.Callback):
         shown = [coloured(pl_module, rollouts, scores, outputs["weights"], row) for row in rows]
         if self.console:
             text = "\n".join(map(to_ansi, shown))
-            trainer.progress_bar_callback.print(text) if trainer.progress_bar_callback else print(text)
+            trainer.progress_bar_callback.print(text) if trainer.progress_bar_callback else print(
+                text
+            )
         self._write(trainer, step, shown)
         self._tabulate(trainer, step, shown)
 
@@ -75,7 +77,7 @@ class RolloutLog(L.Callback):
             import wandb
 
             if self.table is None:
-                self.table = wandb.Table(columns=COLUMNS, log_mode="INCREMENTAL")
+                self.table = wandb.Table(columns=list(COLUMNS), log_mode="INCREMENTAL")
             for rollout in shown:
                 steps = [
                     f"[{w:.2f}] {t.strip()}"
@@ -116,6 +118,8 @@ def _interesting(rollouts: Rollouts) -> list[int]:
     mixed = mixed_groups(rollouts.rewards, rollouts.group)
     first = int(rollouts.group[mixed][0]) if bool(mixed.any()) else int(rollouts.group[0])
     rows = (rollouts.group == first).nonzero()[:, 0]
-    order = rows[rollouts.rewards[rows].nan_to_num(-1).argsort(descending=True, stable=True)].tolist()
+    order = rows[
+        rollouts.rewards[rows].nan_to_num(-1).argsort(descending=True, stable=True)
+    ].tolist()
     turns = [order[i // 2] if i % 2 == 0 else order[-1 - i // 2] for i in range(len(order))]
     return turns

@@ -21,9 +21,7 @@ class RunConfig(SaveConfigCallback):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
 
-    def save_config(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str
-    ) -> None:
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)

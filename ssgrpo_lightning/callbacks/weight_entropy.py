@@ -63,8 +63,10 @@ class WeightEntropy(L.Callback):
             self.uniform_updates = 0
             estimator.margin = raised
             for logger in trainer.loggers:
-                logger.log_metrics({"estimator/margin": raised, "policy_step": pl_module.policy_step},
-                                   step=pl_module.policy_step)
+                logger.log_metrics(
+                    {"estimator/margin": raised, "policy_step": pl_module.policy_step},
+                    step=pl_module.policy_step,
+                )
             rank_zero_info(
                 f"update {pl_module.policy_step}: step weights near uniform for {self.patience} "
                 f"updates, margin raised from {margin:.3g} to {raised:.3g}"

@@ -4,21 +4,22 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, LlamaModel
-from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaModel
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
+from ssgrpo_lightning.engines.cache import reserved_cache
 from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.policy import Policy
 
@@ -69,15 +70,18 @@ class TransformersEngine(RolloutEngine):
                 chunk = prompts[start : start + at_once]
                 rows = slice(start * repeats, (start + len(chunk)) * repeats)
                 parts.append(_Decode(policy, chunk, repeats, sampling, noise[rows], self).run())
-        joined = {f: torch.cat([getattr(p, f) for p in parts]) for f in Samples.__dataclass_fields__}
+        joined = {
+            f: torch.cat([getattr(p, f) for p in parts]) for f in Samples.__dataclass_fields__
+        }
         used = int(joined["lengths"].max())
         return Samples(**{f: x[:, :used] if x.ndim == 2 else x for f, x in joined.items()})
 
 
 @contextmanager
 def _evaluating(policy: Policy) -> Iterator[None]:
-    """Dropout off, caching on (training mode with gradient checkpointing forbids a cache), and on a
-    CPU the attention that is fast for single tokens there.
+    """The model as it decodes best: no dropout, and on a CPU the attention fast for single tokens.
+
+    Training mode would also forbid a cache under gradient checkpointing.
     """
     training, model = policy.training, policy.model
     attention = model.config._attn_implementation
@@ -100,7 +104,7 @@ def _grouped_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as two batched matrix products over the heads that share a key and value head.
 
@@ -157,7 +161,7 @@ class _Decode:
         padded = [[self.policy.codec.pad_id] * (width - len(p)) + list(p) for p in prompts]
         tokens = torch.tensor(padded, device=self.device)
         attended = torch.arange(width, device=self.device) >= width - lengths[:, None]
-        self.cache = _reserved_cache(self.policy, width + self.sampling.max_new_tokens)
+        self.cache = reserved_cache(self.policy.model.config, width + self.sampling.max_new_tokens)
         self.padded = bool((lengths < width).any())
         hidden = self._forward(tokens, attended, (attended.long().cumsum(1) - 1).clamp(min=0))
         self.logits = self.policy.head(hidden[:, -1]).repeat_interleave(repeats, 0)
@@ -224,67 +228,6 @@ class _Decode:
         self.rows, self.position = self.rows[keep], self.position[keep]
         self.attended = self.attended[keep]
         return chosen[keep]
-
-
-class _ReservedLayer(DynamicLayer):
-    """A cache layer that writes into memory reserved once, where the stock one grows by copying.
-
-    Growing by concatenation copies the whole cache for every token: most of the time of a small
-    model.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-        self.used = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self._reserve(key_states, value_states, len(key_states))
-
-    def _reserve(self, keys: Tensor, values: Tensor, rows: int) -> None:
-        self.key_room = keys.new_empty(rows, keys.shape[1], self.capacity, keys.shape[3])
-        self.value_room = values.new_empty(rows, values.shape[1], self.capacity, values.shape[3])
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        span = slice(self.used, self.used + key_states.shape[2])
-        self.key_room[:, :, span] = key_states
-        self.value_room[:, :, span] = value_states
-        self.used = span.stop
-        self._show()
-        return self.keys, self.values
-
-    def _show(self) -> None:
-        self.keys = self.key_room[:, :, : self.used]
-        self.values = self.value_room[:, :, : self.used]
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        keys, values = self.keys, self.values
-        self._reserve(keys, values, len(keys) * repeats)
-        self._show()
-        self.keys.copy_(keys.repeat_interleave(repeats, 0))
-        self.values.copy_(values.repeat_interleave(repeats, 0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        keys, values = self.keys[indices], self.values[indices]
-        self.key_room, self.value_room = self.key_room[: len(indices)], self.value_room[: len(indices)]
-        self._show()
-        self.keys.copy_(keys)
-        self.values.copy_(values)
-
-
-def _reserved_cache(policy: Policy, capacity: int) -> DynamicCache:
-    """A cache of the model's own kinds of layers, the plain ones with their memory reserved."""
-    cache = DynamicCache(config=policy.model.config)
-    cache.layers = [
-        _ReservedLayer(capacity) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
-    ]
-    return cache
 
 
 def _warpers(sampling: Sampling) -> LogitsProcessorList:

@@ -58,11 +58,9 @@ def shade(weight: float, advantage: float) -> tuple[int, int, int] | None:
 
 
 def to_ansi(rollout: ColouredRollout) -> str:
-    """The rollout for a terminal that knows 24-bit colours: one line a step, its weight beside it."""
+    """The rollout for a terminal that knows 24-bit colours: a line a step, its weight beside it."""
     lines = [f"\033[1m{rollout.prompt.strip()}\033[0m  {rollout.title}"]
-    for step, weight, value in zip(
-        rollout.steps, rollout.weights, rollout.values, strict=True
-    ):
+    for step, weight, value in zip(rollout.steps, rollout.weights, rollout.values, strict=True):
         text = step.strip("\n").replace("\n", "⏎ ")
         colour = shade(weight, rollout.advantage)
         # Black on pastel: readable on dark and light terminals alike.
@@ -72,15 +70,17 @@ def to_ansi(rollout: ColouredRollout) -> str:
 
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
-body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1f2328}}
+body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;
+color:#1f2328}}
 article{{border:1px solid #d0d7de;border-radius:8px;padding:.8rem 1rem;margin:1rem 0}}
 h1{{font-size:1.3rem}} h2{{font:600 1rem ui-monospace,monospace;margin:0;white-space:pre-wrap}}
 p{{margin:.2rem 0 .6rem;color:#57606a}} .step{{display:flex;gap:1rem;align-items:baseline}}
-.text{{font-family:ui-monospace,monospace;white-space:pre-wrap;border-radius:4px;padding:0 .4rem;flex:1;color:#000}}
+.text{{font-family:ui-monospace,monospace;white-space:pre-wrap;border-radius:4px;
+padding:0 .4rem;flex:1;color:#000}}
 .num{{font-family:ui-monospace,monospace;color:#57606a;white-space:nowrap}}
-</style><h1>{title}</h1><p>Green steps are praised, red steps are blamed; the stronger the colour, the
-more of the rollout's advantage the step carries. w is the step's weight (1: its plain share), V the
-expected reward after it.</p>{body}</html>
+</style><h1>{title}</h1><p>Green steps are praised, red steps are blamed; the stronger the colour,
+the more of the rollout's advantage the step carries. w is the step's weight (1: its plain share),
+V the expected reward after it.</p>{body}</html>
 """
 
 
@@ -91,9 +91,7 @@ def to_html(rollouts: list[ColouredRollout], title: str) -> str:
 
 def _article(rollout: ColouredRollout) -> str:
     steps = []
-    for step, weight, value in zip(
-        rollout.steps, rollout.weights, rollout.values, strict=True
-    ):
+    for step, weight, value in zip(rollout.steps, rollout.weights, rollout.values, strict=True):
         colour = shade(weight, rollout.advantage)
         style = "" if colour is None else "background:rgb({},{},{})".format(*colour)
         steps.append(

@@ -91,8 +91,10 @@ class ChainArithmetic(Task):
         return "\n".join([*lines, f"#{value}"])
 
     def step_truth(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
-        """A step is sound if its own arithmetic is right, it takes up the value stated last, and
-        it uses the problem's next operator and term; a wrong value taken up rightly is sound.
+        """Whether each step is sound.
+
+        Its own arithmetic is right, it takes up the value stated last, and it uses the problem's
+        next operator and term. A wrong value taken up rightly is sound.
         """
         value, rest = _terms(problem)
         truth = []

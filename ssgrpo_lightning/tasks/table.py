@@ -56,9 +56,10 @@ class TableTask(Task):
                 )
         if self.limit is not None:
             rows = rows.select(range(min(self.limit, len(rows))))
+        prompts, answers = rows[self.prompt_column], rows[self.answer_column]
         return [
-            Problem(i, self._prompt(row[self.prompt_column], i, source), str(row[self.answer_column]))
-            for i, row in enumerate(rows)
+            Problem(i, self._prompt(prompt, i, source), str(answer))
+            for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
 
     def _prompt(self, value: object, index: int, source: str) -> str | tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""Short arithmetic word problems for a small pretrained chat model; generated, nothing to download."""
+"""Short arithmetic word problems for a small chat model; generated, nothing to download."""
 
 import random
 import zlib

@@ -22,23 +22,23 @@ from ssgrpo_lightning.verifiers import FinalNumber
 
 CHARACTERS = "0123456789+-=#\n"
 PAD, EOS = "<pad>", "<eos>"
+CHARACTER_IDS = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
 BATCH, UPDATES, LEARNING_RATE, LOOK_EVERY = 32, 6000, 2e-3, 20
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character."""
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer = Tokenizer(models.WordLevel(CHARACTER_IDS, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model() -> LlamaForCausalLM:
     """A Llama of half a million random weights."""
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer),
+            vocab_size=len(CHARACTER_IDS),
             hidden_size=128,
             intermediate_size=384,
             num_hidden_layers=3,
@@ -47,8 +47,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             max_position_embeddings=256,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=CHARACTER_IDS[EOS],
+            pad_token_id=CHARACTER_IDS[PAD],
         )
     )
 
@@ -90,7 +90,7 @@ def main() -> None:
     task = ChainArithmetic(operations=arguments.operations, train_problems=20_000)
     train, held_out = task.problems("train"), task.problems("validation")
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
+    model = build_model()
     policy = Policy(model, Codec(tokenizer), head_chunk=1 << 20)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

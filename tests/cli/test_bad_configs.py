@@ -6,7 +6,9 @@ from ssgrpo_lightning.cli import main
 from ssgrpo_lightning.policy import Pretrained
 from tests.conftest import QUICKSTART, small
 
-CHAT = "{class_path: TableTask, init_args: {train: FILE, validation: FILE, prompt_column: question}}"
+CHAT = (
+    "{class_path: TableTask, init_args: {train: FILE, validation: FILE, prompt_column: question}}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +41,26 @@ def refused(capsys, root, *args) -> str:
         (["--model.estimator=null"], ["ValueGain", "needs step values", "Broadcast"]),
         (["--model.policy.sampling.top_p=0.9"], ["top_p 0.9", "null in training", "evaluation"]),
         (["--model.policy.sampling.temperature=0"], ["temperature is 0.0", "greater than 0"]),
-        (["--model.policy.max_prompt_tokens=3"], ["prompt of train problem", "max_prompt_tokens (3)"]),
+        (
+            ["--model.policy.max_prompt_tokens=3"],
+            ["prompt of train problem", "max_prompt_tokens (3)"],
+        ),
         (["--model.policy.sampling.max_new_tokens=300"], ["reads 256", "lower"]),
         (["--model.policy.model.name=./nowhere"], ["./nowhere", "no folder"]),
         (["--model.policy.model.name=pkg://no_such_package/x"], ["no_such_package", "pip install"]),
         (["--model.policy.model.pad_token=<none>"], ["pad_token is '<none>'", "vocabulary"]),
-        (["--model.credit={class_path: ValueGain, init_args: {gate: 2}}"], ["gate is 2.0", "[0, 1]"]),
-        (["--model.policy.surrogate={class_path: ClippedSurrogate, init_args: {clip_low: 2}}"],
-         ["clip_low 2.0", "0 < clip_low < 1"]),
-        (["--data.task={class_path: ChainArithmetic, init_args: {operations: 0}}"],
-         ["operations is 0", "at least 1"]),
+        (
+            ["--model.credit={class_path: ValueGain, init_args: {gate: 2}}"],
+            ["gate is 2.0", "[0, 1]"],
+        ),
+        (
+            ["--model.policy.surrogate={class_path: ClippedSurrogate, init_args: {clip_low: 2}}"],
+            ["clip_low 2.0", "0 < clip_low < 1"],
+        ),
+        (
+            ["--data.task={class_path: ChainArithmetic, init_args: {operations: 0}}"],
+            ["operations is 0", "at least 1"],
+        ),
         (["--trainer.gradient_clip_val=1"], ["gradient_clip_val", "policy.max_grad_norm"]),
         (["--trainer.precision=16-mixed"], ["16-mixed", "bf16-mixed"]),
         (["--trainer.default_root_dir=/proc/nowhere"], ["default_root_dir", "cannot be written"]),

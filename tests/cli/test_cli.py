@@ -26,17 +26,33 @@ def test_fit_leaves_the_run_folder_a_user_expects(tmp_path):
 
 
 def test_max_steps_checkpoints_and_loggers_count_policy_updates(tmp_path):
-    cli = main(["fit", f"--config={QUICKSTART}", *small(tmp_path), "--trainer.max_steps=5",
-                "--checkpoint.every_n_train_steps=2", "--checkpoint.monitor=null",
-                "--checkpoint.save_top_k=-1", "--checkpoint.filename=at{step}"])
+    cli = main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            *small(tmp_path),
+            "--trainer.max_steps=5",
+            "--checkpoint.every_n_train_steps=2",
+            "--checkpoint.monitor=null",
+            "--checkpoint.save_top_k=-1",
+            "--checkpoint.filename=at{step}",
+        ]
+    )
     assert cli.trainer.global_step == cli.model.policy_step == 5
     names = {p.name for p in (run_folder(tmp_path) / "checkpoints").glob("at*")}
     assert names == {"at2.ckpt", "at4.ckpt"}
 
 
 def test_a_metric_that_was_not_measured_is_not_repeated(tmp_path):
-    main(["fit", f"--config={QUICKSTART}", *small(tmp_path), "--trainer.max_steps=3",
-          "--model.estimator_every=3"])
+    main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            *small(tmp_path),
+            "--trainer.max_steps=3",
+            "--model.estimator_every=3",
+        ]
+    )
     rows = [r for r in metrics(tmp_path) if r["reward"]]
     assert [r["estimator/grad_norm"] != "" for r in rows] == [True, False, False]
 
@@ -47,8 +63,13 @@ def test_printed_config_gives_the_same_run(tmp_path, capsys):
         main([*first, "--print_config"])
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
     main(first)
-    main(["fit", f"--config={tmp_path / 'printed.yaml'}",
-          f"--trainer.default_root_dir={tmp_path / 'b'}"])
+    main(
+        [
+            "fit",
+            f"--config={tmp_path / 'printed.yaml'}",
+            f"--trainer.default_root_dir={tmp_path / 'b'}",
+        ]
+    )
 
     def untimed(root):
         return [{k: v for k, v in r.items() if not k.startswith("timing")} for r in metrics(root)]
@@ -74,9 +95,18 @@ def test_optimiser_arguments_are_exactly_those_of_the_yaml(tmp_path):
 
 
 def test_learning_rate_schedules_step_once_per_update(tmp_path):
-    schedule = "{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {start_factor: 0.5, total_iters: 2}}"
-    main(["fit", f"--config={QUICKSTART}", *small(tmp_path), "--trainer.max_steps=3",
-          "--model.policy.optimizer.init_args.lr=1e-4", f"--model.policy.lr_scheduler={schedule}"])
+    linear = "{start_factor: 0.5, total_iters: 2}"
+    schedule = f"{{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {linear}}}"
+    main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            *small(tmp_path),
+            "--trainer.max_steps=3",
+            "--model.policy.optimizer.init_args.lr=1e-4",
+            f"--model.policy.lr_scheduler={schedule}",
+        ]
+    )
     rates = [float(r["learning_rate"]) for r in metrics(tmp_path) if r["reward"]]
     assert rates == pytest.approx([7.5e-5, 1e-4, 1e-4])
 
@@ -86,15 +116,17 @@ def test_resume_continues_and_the_command_line_beats_the_checkpoint(tmp_path):
     main([*common, "--trainer.max_steps=2"])
     checkpoint = run_folder(tmp_path) / "checkpoints/last.ckpt"
     assert "hyper_parameters" not in torch.load(checkpoint, weights_only=True)
-    cli = main([*common, "--trainer.max_steps=4", f"--ckpt_path={checkpoint}",
-                "--model.inner_epochs=3"])
+    cli = main(
+        [*common, "--trainer.max_steps=4", f"--ckpt_path={checkpoint}", "--model.inner_epochs=3"]
+    )
     assert cli.model.inner_epochs == 3
     assert [r["policy_step"] for r in metrics(tmp_path) if r["reward"]] == ["3", "4"]
     # …and sees the batches that the uninterrupted run would have seen.
     main(["fit", f"--config={QUICKSTART}", *small(tmp_path / "whole"), "--trainer.max_steps=4"])
     main([*common, "--trainer.max_steps=4", f"--ckpt_path={checkpoint}"])
     resumed, whole = (
-        [r["reward"] for r in metrics(root) if r["reward"]] for root in (tmp_path, tmp_path / "whole")
+        [r["reward"] for r in metrics(root) if r["reward"]]
+        for root in (tmp_path, tmp_path / "whole")
     )
     assert resumed == whole[2:]
 
@@ -109,8 +141,16 @@ def test_validate_and_test(tmp_path, capsys):
 
 def test_predict_then_fit_the_estimator_alone(tmp_path):
     stored = tmp_path / "stored.jsonl"
-    main(["predict", f"--config={QUICKSTART}", *small(tmp_path), f"--predictions.path={stored}",
-          "--data.predict_problems=16", "--data.validation_batch=8"])
+    main(
+        [
+            "predict",
+            f"--config={QUICKSTART}",
+            *small(tmp_path),
+            f"--predictions.path={stored}",
+            "--data.predict_problems=16",
+            "--data.validation_batch=8",
+        ]
+    )
     rows = [json.loads(line) for line in stored.read_text().splitlines()]
     assert len(rows) == 16 * 4
     assert [r["group"] for r in rows] == [g for g in range(16) for _ in range(4)]
@@ -122,17 +162,29 @@ def test_predict_then_fit_the_estimator_alone(tmp_path):
         assert {"value", "weight", "advantage"} <= set(row["steps"][0])
     estimator = QUICKSTART.replace("quickstart", "estimator")
     root = tmp_path / "alone"
-    fit = ["fit", f"--config={estimator}", f"--data.path={stored}",
-           f"--trainer.default_root_dir={root}", "--trainer.enable_progress_bar=false"]
+    fit = [
+        "fit",
+        f"--config={estimator}",
+        f"--data.path={stored}",
+        f"--trainer.default_root_dir={root}",
+        "--trainer.enable_progress_bar=false",
+    ]
     main(fit)
     assert any(r["val/auc"] for r in metrics(root))
     checkpoint = next((run_folder(root) / "checkpoints").glob("estimator-*.ckpt"))
-    cli = main(["fit", f"--config={QUICKSTART}", *small(tmp_path / "warm"),
-                f"--model.estimator.checkpoint={checkpoint}",
-                "--model.estimator.optimizer.init_args.lr=0"])
+    cli = main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            *small(tmp_path / "warm"),
+            f"--model.estimator.checkpoint={checkpoint}",
+            "--model.estimator.optimizer.init_args.lr=0",
+        ]
+    )
     trained = torch.load(checkpoint, weights_only=True)["state_dict"]
-    assert torch.equal(cli.model.estimator.estimator.read_out.weight,
-                       trained["estimator.read_out.weight"])
+    assert torch.equal(
+        cli.model.estimator.estimator.read_out.weight, trained["estimator.read_out.weight"]
+    )
 
 
 def test_help_lists_members_and_documents_fields(capsys):

@@ -30,8 +30,14 @@ def test_overlay_runs_on_the_quickstart(path, tmp_path, monkeypatch):
 
 
 def test_grpo_overlay_has_no_estimator_and_no_cost(tmp_path):
-    cli = main(["fit", f"--config={QUICKSTART}",
-                f"--config={REPOSITORY / 'configs/grpo.yaml'}", *small(tmp_path)])
+    cli = main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            f"--config={REPOSITORY / 'configs/grpo.yaml'}",
+            *small(tmp_path),
+        ]
+    )
     rows = [r for r in metrics(tmp_path) if r["reward"]]
     assert cli.model.estimator is None and len(cli.trainer.optimizers) == 1
     assert all(float(r["step/gate"]) == 0 for r in rows)
@@ -45,11 +51,21 @@ def test_grpo_overlay_has_no_estimator_and_no_cost(tmp_path):
 )
 def test_smollm2(tmp_path):
     path = REPOSITORY / "configs/smollm2_cpu.yaml"
-    main(["fit", f"--config={path}", f"--trainer.default_root_dir={tmp_path}",
-          "--trainer.max_steps=2", "--trainer.val_check_interval=2", "--data.group_size=2",
-          "--data.rollouts_per_update=4", "--data.task.held_out_problems=2",
-          "--model.policy.sampling.max_new_tokens=12", "--trainer.enable_progress_bar=false",
-          "--trainer.enable_checkpointing=false"])
+    main(
+        [
+            "fit",
+            f"--config={path}",
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.max_steps=2",
+            "--trainer.val_check_interval=2",
+            "--data.group_size=2",
+            "--data.rollouts_per_update=4",
+            "--data.task.held_out_problems=2",
+            "--model.policy.sampling.max_new_tokens=12",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_checkpointing=false",
+        ]
+    )
     rows = [r for r in metrics(tmp_path) if r["reward"]]
     assert len(rows) == 2
     assert all(float(r["sampling/sampling_logp_difference/mean"]) < 1e-4 for r in rows)

@@ -95,8 +95,14 @@ def test_members_outside_the_package(tmp_path):
     before = status()
     overrides = [a for a in small(tmp_path) if not a.startswith("--data.task")]
     result = subprocess.run(
-        [sys.executable, "train.py", "fit", f"--config={QUICKSTART}",
-         f"--config={tmp_path / 'mine.yaml'}", *overrides],
+        [
+            sys.executable,
+            "train.py",
+            "fit",
+            f"--config={QUICKSTART}",
+            f"--config={tmp_path / 'mine.yaml'}",
+            *overrides,
+        ],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,

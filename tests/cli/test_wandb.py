@@ -1,4 +1,4 @@
-"""An offline W&B run, read back: keys, axis, table, histograms, config; and the dashboard's metrics."""
+"""An offline W&B run, read back: keys, axis, table, config; and the dashboard's metrics."""
 
 import json
 import shutil
@@ -21,9 +21,18 @@ def run(tmp_path_factory):
     patch.setenv("WANDB_MODE", "offline")
     patch.setattr("sys.argv", ["train.py"])
     try:
-        main(["fit", f"--config={QUICKSTART}", f"--config={REPOSITORY / 'configs/wandb.yaml'}",
-              *small(root), f"--trainer.logger.init_args.save_dir={root}", "--rollout_log.every=1",
-              "--wandb_run.every=1", "--trainer.max_steps=3"])
+        main(
+            [
+                "fit",
+                f"--config={QUICKSTART}",
+                f"--config={REPOSITORY / 'configs/wandb.yaml'}",
+                *small(root),
+                f"--trainer.logger.init_args.save_dir={root}",
+                "--rollout_log.every=1",
+                "--wandb_run.every=1",
+                "--trainer.max_steps=3",
+            ]
+        )
         import wandb
 
         wandb.finish()
@@ -33,8 +42,12 @@ def run(tmp_path_factory):
     wandb_command = shutil.which("wandb", path=str(Path(sys.executable).parent))
 
     def read(*options):
-        text = subprocess.run([wandb_command, "leet", "inspect", "--json", *options, str(file)],
-                              capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [wandb_command, "leet", "inspect", "--json", *options, str(file)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         return [json.loads(line) for line in text.splitlines() if line.strip()]
 
     return file.parent, read()
@@ -44,15 +57,20 @@ def keys_of(records) -> set[str]:
     found = set()
     for record in records:
         for item in record.get("history", {}).get("item", []):
-            found.add(item.get("key") or "/".join(item.get("nested_key", item.get("nestedKey", []))))
+            found.add(
+                item.get("key") or "/".join(item.get("nested_key", item.get("nestedKey", [])))
+            )
     return found
 
 
 def test_every_metric_of_the_dashboard_was_logged(run):
     _, records = run
     logged = keys_of(records)
-    missing = {m for m in dashboard.metrics() if not any(k == m or k.startswith(f"{m}/") or
-               k.startswith(f"{m}.") for k in logged)}
+    missing = {
+        m
+        for m in dashboard.metrics()
+        if not any(k == m or k.startswith(f"{m}/") or k.startswith(f"{m}.") for k in logged)
+    }
     assert not missing, (missing, sorted(logged))
 
 
@@ -62,7 +80,8 @@ def test_the_axis_never_goes_back(run):
         float(item["value_json"] if "value_json" in item else item["valueJson"])
         for record in records
         for item in record.get("history", {}).get("item", [])
-        if item.get("key") == "policy_step" or item.get("nested_key") == ["policy_step"]
+        if item.get("key") == "policy_step"
+        or item.get("nested_key") == ["policy_step"]
         or item.get("nestedKey") == ["policy_step"]
     ]
     assert steps == sorted(steps) and steps[0] == 0 and steps[-1] == 3
@@ -79,5 +98,7 @@ def test_the_table_keeps_its_history_and_the_config_is_there(run):
 def test_the_dashboard_is_built_without_network():
     pytest.importorskip("wandb_workspaces")
     workspace = dashboard.build("someone", "some-project")
-    titles = [panel.title for s in workspace.sections for panel in s.panels if hasattr(panel, "title")]
+    titles = [
+        panel.title for s in workspace.sections for panel in s.panels if hasattr(panel, "title")
+    ]
     assert "Accuracy on held-out problems" in titles

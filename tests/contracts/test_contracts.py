@@ -52,7 +52,9 @@ def test_there_are_members_to_test():
 def test_segmenter_covers_every_token_once(member):
     segmenter, rng = build(member), random.Random(0)
     for _ in range(200):
-        pieces = rng.choices(["a", "1+1", "\n", ";", "", "b\nc", ";;", " ", "\n\n"], k=rng.randrange(90))
+        pieces = rng.choices(
+            ["a", "1+1", "\n", ";", "", "b\nc", ";;", " ", "\n\n"], k=rng.randrange(90)
+        )
         steps = segmenter(pieces)
         assert len(steps) == len(pieces)
         assert all(s - b in (0, 1) for b, s in zip([0, *steps], steps, strict=False))

@@ -42,9 +42,7 @@ def test_log_probabilities_agree_with_the_training_forward(policy, task, tempera
     rollouts = collect(
         policy, TransformersEngine(), judge, task.problems("train")[:4], 4, sampling, 0, 0
     )
-    logprobs, entropy = policy(
-        rollouts.tokens, rollouts.attended, rollouts.sampled, temperature
-    )
+    logprobs, entropy = policy(rollouts.tokens, rollouts.attended, rollouts.sampled, temperature)
     torch.testing.assert_close(logprobs, rollouts.logprobs, atol=1e-4, rtol=0)
     torch.testing.assert_close(entropy, rollouts.entropy, atol=1e-4, rtol=0)
 
@@ -72,8 +70,9 @@ def test_replicas_differ_and_the_same_problem_twice_makes_two_groups(policy, tas
 def test_frequencies_follow_the_distribution(policy, prompts):
     # One token, many draws: the empirical law is the softmax, to sampling error.
     draws = 20_000
-    samples = generate(policy, prompts[:1], repeats=draws, sampling=Sampling(1, 2.0),
-                       rows_at_once=draws)
+    samples = generate(
+        policy, prompts[:1], repeats=draws, sampling=Sampling(1, 2.0), rows_at_once=draws
+    )
     logits = policy.model(torch.tensor([prompts[0]])).logits[0, -1] / 2.0
     expected = logits.softmax(-1)
     found = samples.tokens[:, 0].bincount(minlength=len(expected)) / draws
@@ -115,8 +114,9 @@ def test_padding_may_be_the_end_token_and_id_zero_a_real_one(policy, prompts, ta
     odd.codec.pad_id = next(iter(policy.eos_ids))
     assert generate(odd, prompts, repeats=2).lengths.tolist() == plain.lengths.tolist()
     judge = Judge(FinalNumber("#"), ByLine())
-    rollouts = collect(odd, TransformersEngine(), judge, task.problems("train")[:4], 2,
-                       Sampling(48), 0, 0)
+    rollouts = collect(
+        odd, TransformersEngine(), judge, task.problems("train")[:4], 2, Sampling(48), 0, 0
+    )
     # The end token itself is sampled, counts as a token of the last step, and may learn.
     end = rollouts.sampled.float().cumsum(1).argmax(1)
     assert (rollouts.tokens.gather(1, end[:, None]) == odd.codec.pad_id).all()

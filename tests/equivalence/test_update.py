@@ -34,11 +34,19 @@ def test_the_gate_changes_something(tmp_path):
     assert not torch.equal(weights(closed.policy), weights(opened.policy))
 
 
-@pytest.mark.parametrize("reduction", ["Dapo", "Grpo", "{class_path: DrGrpo, init_args: {max_tokens: 40}}"])
+@pytest.mark.parametrize(
+    "reduction", ["Dapo", "Grpo", "{class_path: DrGrpo, init_args: {max_tokens: 40}}"]
+)
 def test_one_gradient_for_every_split_of_an_optimiser_step(tmp_path, reduction):
     runs = [
-        fit(tmp_path / str(size), *ONE, SGD, "--model.policy.max_grad_norm=1e9",
-            f"--model.policy.reduction={reduction}", f"--model.policy.micro_batch={size}")
+        fit(
+            tmp_path / str(size),
+            *ONE,
+            SGD,
+            "--model.policy.max_grad_norm=1e9",
+            f"--model.policy.reduction={reduction}",
+            f"--model.policy.micro_batch={size}",
+        )
         for size in (1, 3, 16)
     ]
     start = weights(runs[0].policy.model.load())
@@ -52,8 +60,13 @@ def test_one_gradient_for_every_split_of_an_optimiser_step(tmp_path, reduction):
 def test_one_estimator_gradient_for_every_split(tmp_path):
     sgd = "--model.estimator.optimizer={class_path: torch.optim.SGD, init_args: {lr: 1.0}}"
     runs = [
-        fit(tmp_path / str(groups), *ONE, sgd, "--model.estimator.max_grad_norm=1e9",
-            f"--model.estimator.micro_batch_groups={groups}")
+        fit(
+            tmp_path / str(groups),
+            *ONE,
+            sgd,
+            "--model.estimator.max_grad_norm=1e9",
+            f"--model.estimator.micro_batch_groups={groups}",
+        )
         for groups in (1, 4)
     ]
     a, b = (weights(run.estimator) for run in runs)
@@ -63,14 +76,21 @@ def test_one_estimator_gradient_for_every_split(tmp_path):
 def test_each_phase_moves_its_own_parameters_only(tmp_path):
     still = fit(tmp_path / "a", "--model.policy.optimizer.init_args.lr=0")
     assert torch.equal(weights(still.policy), weights(still.policy.model.load()))
-    moved = fit(tmp_path / "b", "--model.estimator.optimizer.init_args.lr=0",
-                "--model.estimator.optimizer.init_args.weight_decay=0")
+    moved = fit(
+        tmp_path / "b",
+        "--model.estimator.optimizer.init_args.lr=0",
+        "--model.estimator.optimizer.init_args.weight_decay=0",
+    )
     assert not torch.equal(weights(moved.policy), weights(still.policy))
     assert not torch.equal(weights(moved.estimator), weights(still.estimator))
     # The estimator at rate 0 is the one it started as.
     torch.manual_seed(0)
-    untouched = fit(tmp_path / "c", "--model.estimator.optimizer.init_args.lr=0",
-                    "--model.estimator.optimizer.init_args.weight_decay=0", *ONE)
+    untouched = fit(
+        tmp_path / "c",
+        "--model.estimator.optimizer.init_args.lr=0",
+        "--model.estimator.optimizer.init_args.weight_decay=0",
+        *ONE,
+    )
     assert torch.equal(weights(moved.estimator), weights(untouched.estimator))
 
 
@@ -111,7 +131,8 @@ def test_the_policy_that_sampled_is_the_one_that_trains(tmp_path, monkeypatch):
 
 def test_no_usable_token_means_no_step_and_no_weight_decay(tmp_path):
     # At a temperature near 0 the rollouts of a group are all alike: every group is dead.
-    decay = "--model.policy.optimizer={class_path: torch.optim.AdamW, init_args: {lr: 0.1, weight_decay: 0.5}}"
+    adam = "{class_path: torch.optim.AdamW, init_args: {lr: 0.1, weight_decay: 0.5}}"
+    decay = f"--model.policy.optimizer={adam}"
     run = fit(tmp_path, decay, "--model.policy.sampling.temperature=1e-4")
     assert torch.equal(weights(run.policy), weights(run.policy.model.load()))
     rows = [r for r in metrics(tmp_path) if r["reward"]]
@@ -125,7 +146,9 @@ def test_kl_holds_the_policy_and_beta_zero_loads_no_reference(tmp_path):
     assert free.policy.reference is None and held.policy.reference is not None
     own = [n for n, _ in held.policy.named_parameters() if not n.startswith("reference")]
     difference = [
-        not torch.equal(dict(held.policy.named_parameters())[n], dict(free.policy.named_parameters())[n])
+        not torch.equal(
+            dict(held.policy.named_parameters())[n], dict(free.policy.named_parameters())[n]
+        )
         for n in own
     ]
     assert any(difference)

@@ -57,8 +57,9 @@ def test_advantages_ignore_scale_and_order():
     order = torch.randperm(12)
     plain = f.group_advantages(rewards, group)
     torch.testing.assert_close(f.group_advantages(rewards[order], group[order]), plain[order])
-    torch.testing.assert_close(f.group_advantages(rewards * 0.5 + 0.1, group), plain, atol=2e-3,
-                               rtol=2e-3)
+    torch.testing.assert_close(
+        f.group_advantages(rewards * 0.5 + 0.1, group), plain, atol=2e-3, rtol=2e-3
+    )
 
 
 def test_pool_then_spread_keeps_a_constant():

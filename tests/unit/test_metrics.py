@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ssgrpo_lightning.credit import Broadcast, outcome_scores
 from ssgrpo_lightning.metrics import (
     Accuracy,
     credit_sums,
@@ -12,7 +13,6 @@ from ssgrpo_lightning.metrics import (
     weight_entropy,
     wilson_interval,
 )
-from ssgrpo_lightning.credit import Broadcast, outcome_scores
 
 NAN = float("nan")
 
@@ -59,7 +59,9 @@ def test_credit_on_the_most_frequent_texts(make_rollouts):
     scores = outcome_scores(rollouts)
     rule = Broadcast()
     sums = credit_sums(rollouts, scores, rule.weights(scores), rule(scores))
-    assert value(sums["step/top10_text_share"]) == pytest.approx(1)  # there are no more than ten texts
+    assert value(sums["step/top10_text_share"]) == pytest.approx(
+        1
+    )  # there are no more than ten texts
     assert value(sums["step/adv_mass_ratio"]) == pytest.approx(1)
     assert value(sums["step/effective_tokens"]) == 1
     quarters = [value(sums[f"step/advantage_quarter{q}"]) for q in (1, 2, 3, 4)]
