@@ -58,10 +58,8 @@ class Pretrained:
 
     def tokenizer(self) -> "Codec":
         """The tokenizer alone: seconds before the weights, for checks of a config."""
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            **self._source(),
-            trust_remote_code=False,  # pyright: ignore[reportArgumentType]
-        )
+        options = {**self._source(), "trust_remote_code": False}
+        tokenizer: Any = AutoTokenizer.from_pretrained(**options)
         if self.pad_token is not None:
             if self.pad_token not in tokenizer.get_vocab():
                 raise ValueError(
