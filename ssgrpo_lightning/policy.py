@@ -88,10 +88,10 @@ class Pretrained:
         """
         # GGUF files hold no code either; safetensors is asked for wherever there is a choice.
         source = self._source()
-        safe = {} if "gguf_file" in source else {"use_safetensors": True}
+        if "gguf_file" not in source:
+            source["use_safetensors"] = True
         model = AutoModelForCausalLM.from_pretrained(
             **source,
-            **safe,
             dtype=getattr(torch, self.dtype),
             attn_implementation=self.attention,
             trust_remote_code=False,
