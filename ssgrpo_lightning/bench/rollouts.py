@@ -16,7 +16,7 @@ from ssgrpo_lightning.tasks import ChainArithmetic
 
 def ours(policy: Policy, prompts: list[list[int]], repeats: int, budget: int, seed: int) -> int:
     """Sampled tokens of one batch through the decode loop."""
-    keys = [(seed, p, k) for p in range(len(prompts)) for k in range(repeats)]
+    keys = [(0, seed, p, k) for p in range(len(prompts)) for k in range(repeats)]
     sampling, noise = Sampling(budget), uniform_noise(keys, budget)
     samples = TransformersEngine().generate(policy, prompts, repeats, sampling, noise)
     return int(samples.lengths.sum())
@@ -56,7 +56,7 @@ def main() -> None:
     shape = (policy, prompts, options.group_size, options.max_new_tokens)
     contenders: dict[str, Callable[..., int]] = {"ours": ours, "generate": theirs}
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    rounds = 5 if options.quick else 15
+    rounds = 9 if options.quick else 25
     for seed in tqdm(range(-1, rounds), desc="rounds"):
         for name, run in contenders.items():
             start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -11,15 +12,16 @@ class ReservedLayer(DynamicLayer):
     """A cache layer of fixed capacity that is filled in place.
 
     The stock layer grows by concatenation, which copies the whole cache for every token: most of
-    the time of a small model.
+    the time of a small model. Rearranging its rows copies only those that move.
 
     Args:
+        rows: Most rows at any time.
         capacity: Most tokens of a row.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, rows: int, capacity: int) -> None:
         super().__init__()
-        self.capacity = capacity
+        self.most_rows, self.capacity = rows, capacity
         self.used = 0
 
     def update(
@@ -27,48 +29,45 @@ class ReservedLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._reserve(key_states, value_states, len(key_states))
-        span = slice(self.used, self.used + key_states.shape[2])
-        self.key_room[:, :, span] = key_states
-        self.value_room[:, :, span] = value_states
+            self.key_room, self.value_room = self._reserve(key_states), self._reserve(value_states)
+        span, rows = slice(self.used, self.used + key_states.shape[2]), len(key_states)
+        self.key_room[:rows, :, span] = key_states
+        self.value_room[:rows, :, span] = value_states
         self.used = span.stop
-        return self._show()
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        keys, values = self._show()
-        self._reserve(keys, values, len(keys) * repeats)
-        self._fill(keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0))
+        return self._show(rows)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        keys, values = self._show()
-        keys, values = keys[indices], values[indices]
-        self.key_room, self.value_room = self.key_room[: len(keys)], self.value_room[: len(keys)]
-        self._fill(keys, values)
+        """Let row i become what row ``indices[i]`` was.
 
-    def _reserve(self, keys: Tensor, values: Tensor, rows: int) -> None:
-        self.key_room = keys.new_empty(rows, keys.shape[1], self.capacity, keys.shape[3])
-        self.value_room = values.new_empty(rows, values.shape[1], self.capacity, values.shape[3])
+        A row that another reads must stay what it is.
+        """
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero()[:, 0]
+        if len(moved):
+            for room in (self.key_room, self.value_room):
+                room[moved, :, : self.used] = room[indices[moved], :, : self.used]
+        self._show(len(indices))
 
-    def _fill(self, keys: Tensor, values: Tensor) -> None:
-        for room, content in zip(self._show(), (keys, values), strict=True):
-            room.copy_(content)
+    def _reserve(self, like: Tensor) -> Tensor:
+        return like.new_empty(self.most_rows, like.shape[1], self.capacity, like.shape[3])
 
-    def _show(self) -> tuple[Tensor, Tensor]:
+    def _show(self, rows: int) -> tuple[Tensor, Tensor]:
         """The used part, where the base class keeps it too."""
-        keys = self.keys = self.key_room[:, :, : self.used]
-        values = self.values = self.value_room[:, :, : self.used]
+        keys = self.keys = self.key_room[:rows, :, : self.used]
+        values = self.values = self.value_room[:rows, :, : self.used]
         return keys, values
 
 
-def reserved_cache(config: Any, capacity: int) -> DynamicCache:
+def reserved_cache(config: Any, rows: int, capacity: int) -> DynamicCache:
     """A cache of a model's own kinds of layers, the plain ones with their memory reserved.
 
     Args:
         config: Config of the model.
+        rows: Most rows at any time.
         capacity: Most tokens of a row, prompt and completion.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
-        ReservedLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers
+        ReservedLayer(rows, capacity) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
     ]
     return cache

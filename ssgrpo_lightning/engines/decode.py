@@ -17,9 +17,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask
 
-from ssgrpo_lightning.engines.cache import reserved_cache
+from ssgrpo_lightning.engines.cache import ReservedLayer, reserved_cache
 from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.policy import Policy
 
@@ -33,28 +33,23 @@ _CACHE_ARGUMENT = (
 
 @dataclass(frozen=True)
 class TransformersEngine(RolloutEngine):
-    """Prefills every distinct prompt once, repeats its cache over the group, drops finished rows.
+    """Computes what the completions of a group share once, and drops what has ended.
 
-    Token in, token out: nothing is re-tokenised, and the log-probabilities of the drawn tokens
-    come with them.
+    A prompt is prefilled once for its whole group, and completions go on as one row of the batch
+    for as long as they say the same. Token in, token out: nothing is re-tokenised, and the
+    log-probabilities of the drawn tokens come with them.
     """
 
     rows_at_once: int = 512
     """Most completions decoded together; bounds the memory of the key-value cache."""
-    drop_share: float = 0.1
-    """Share of finished rows at which they leave the cache; moving the others has its price."""
 
     def __post_init__(self) -> None:
         if self.rows_at_once < 1:
             raise ValueError(
-                f"TransformersEngine.rows_at_once is {self.rows_at_once}, must be at least 1"
-            )
-        if not 0 < self.drop_share <= 1:
-            raise ValueError(
-                f"TransformersEngine.drop_share is {self.drop_share}, must be in (0, 1]"
+                f"TransformersEngine.rows_at_once is {self.rows_at_once}, must be at least 1: "
+                "256 is usual"
             )
 
-    @torch.no_grad()
     def generate(
         self,
         policy: Policy,
@@ -65,16 +60,18 @@ class TransformersEngine(RolloutEngine):
     ) -> Samples:
         at_once = max(1, self.rows_at_once // repeats)
         parts = []
-        with _evaluating(policy):
+        # Inference mode spares every small operation its bookkeeping.
+        with _evaluating(policy), torch.inference_mode():
             for start in range(0, len(prompts), at_once):
                 chunk = prompts[start : start + at_once]
                 rows = slice(start * repeats, (start + len(chunk)) * repeats)
-                parts.append(_Decode(policy, chunk, repeats, sampling, noise[rows], self).run())
+                parts.append(_Decode(policy, chunk, repeats, sampling, noise[rows]).run())
         joined = {
             f: torch.cat([getattr(p, f) for p in parts]) for f in Samples.__dataclass_fields__
         }
         used = int(joined["lengths"].max())
-        return Samples(**{f: x[:, :used] if x.ndim == 2 else x for f, x in joined.items()})
+        # …but its tensors may not meet autograd: what leaves is a copy made outside.
+        return Samples(**{f: (x[:, :used] if x.ndim == 2 else x).clone() for f, x in joined.items()})
 
 
 @contextmanager
@@ -119,18 +116,23 @@ def _grouped_attention(
     shared = query.reshape(rows, key.shape[1], -1, width) * (scaling or width**-0.5)
     scores = shared @ key.transpose(-1, -2)
     if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, float("-inf"))
+        scores += attention_mask
     output = scores.softmax(-1) @ value
     return output.reshape(rows, heads, 1, -1).transpose(1, 2), None
 
 
 GROUPED_ATTENTION = "ssgrpo_grouped"
 AttentionInterface.register(GROUPED_ATTENTION, _grouped_attention)
-AttentionMaskInterface.register(GROUPED_ATTENTION, sdpa_mask)
+AttentionMaskInterface.register(GROUPED_ATTENTION, eager_mask)
 
 
 class _Decode:
-    """One batch of completions while it grows; rows leave when they end."""
+    """One batch of completions while it grows.
+
+    Completions that began with the same prompt and have said the same so far are one *branch*: one
+    row of the cache, one row of the forward pass. A branch splits where its completions draw
+    different tokens, and its row is given away when all of them have ended.
+    """
 
     def __init__(
         self,
@@ -139,95 +141,135 @@ class _Decode:
         repeats: int,
         sampling: Sampling,
         noise: Tensor,
-        engine: TransformersEngine,
     ) -> None:
-        self.policy, self.sampling, self.engine = policy, sampling, engine
+        self.policy, self.sampling = policy, sampling
         self.device = policy.model.device
         rows, new = len(prompts) * repeats, sampling.max_new_tokens
         self.noise = noise.to(self.device)
         self.eos = torch.tensor(sorted(policy.eos_ids), device=self.device, dtype=torch.long)
         self.warpers = _warpers(sampling)
-        self.rows = torch.arange(rows, device=self.device)
         self.tokens = torch.full((rows, new), policy.codec.pad_id, device=self.device)
         self.lengths = torch.full((rows,), new, device=self.device)
         self.logprobs = torch.zeros(rows, new, device=self.device)
         self.entropy = torch.zeros(rows, new, device=self.device)
         self.truncated = torch.ones(rows, dtype=torch.bool, device=self.device)
-        self._prefill(prompts, repeats)
+        # Completions that have not ended, the branch of each, and the prompt of each branch.
+        self.rows = torch.arange(rows, device=self.device)
+        self.prompt = torch.arange(len(prompts), device=self.device)
+        self.branch = self.prompt.repeat_interleave(repeats)
+        self._prefill(prompts)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], repeats: int) -> None:
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        width = int(lengths.max())
+        width, new = int(lengths.max()), self.sampling.max_new_tokens
         padded = [[self.policy.codec.pad_id] * (width - len(p)) + list(p) for p in prompts]
-        tokens = torch.tensor(padded, device=self.device)
         attended = torch.arange(width, device=self.device) >= width - lengths[:, None]
-        self.cache = reserved_cache(self.policy.model.config, width + self.sampling.max_new_tokens)
-        self.padded = bool((lengths < width).any())
-        hidden = self._forward(tokens, attended, (attended.long().cumsum(1) - 1).clamp(min=0))
-        self.logits = self.policy.head(hidden[:, -1]).repeat_interleave(repeats, 0)
-        self.cache.batch_repeat_interleave(repeats)
-        self.position = lengths.repeat_interleave(repeats)
-        # The mask of the whole decode at once: a step sees a prefix of its columns.
-        budget = attended.new_ones(len(self.rows), self.sampling.max_new_tokens)
-        self.attended = torch.cat([attended.repeat_interleave(repeats, 0), budget], 1)
-        self.width = width
-
-    def _forward(self, tokens: Tensor, attended: Tensor, positions: Tensor) -> Tensor:
+        self.cache = reserved_cache(self.policy.model.config, len(self.rows), width + new)
+        self.position, self.width = lengths, width
         # Without padding there is nothing to mask, and attention takes its fast path.
-        return self.policy.model.base_model(
+        self.attended = None
+        if not bool(attended.all()):
+            self.attended = torch.cat([attended, attended.new_ones(len(prompts), new)], 1)
+        self.logits = self._forward(
+            torch.tensor(padded, device=self.device),
+            None if self.attended is None else attended.long(),
+            (attended.long().cumsum(1) - 1).clamp(min=0),
+        )
+
+    def _forward(self, tokens: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+        """Logits of the last token of every branch."""
+        hidden = self.policy.model.base_model(
             input_ids=tokens,
-            attention_mask=attended.long() if self.padded else None,
+            attention_mask=mask,
             position_ids=positions,
             use_cache=True,
             **{_CACHE_ARGUMENT: self.cache},
         ).last_hidden_state
+        return self.policy.head(hidden[:, -1])
 
     def run(self) -> Samples:
-        """Decode until every row has ended or the budget is spent."""
+        """Decode until every completion has ended or the budget is spent."""
         for t in range(self.sampling.max_new_tokens):
-            chosen, ended = self._draw(t)
-            if bool(ended.all()) or t + 1 == self.sampling.max_new_tokens:
+            chosen = self._draw(t)
+            if not len(chosen) or t + 1 == self.sampling.max_new_tokens:
                 break
-            chosen = self._drop(chosen, ended)
+            tokens = self._split(chosen)
             self.width += 1
-            attended = self.attended[:, : self.width]
-            hidden = self._forward(chosen[:, None], attended, self.position[:, None])
-            self.logits = self.policy.head(hidden[:, -1])
-            self.position = self.position + 1
+            positions = self.position[self.prompt, None] + t
+            self.logits = self._forward(tokens[:, None], self._mask(), positions)
         return Samples(self.tokens, self.lengths, self.logprobs, self.entropy, self.truncated)
 
-    def _draw(self, t: int) -> tuple[Tensor, Tensor]:
-        """Draw token `t` of every row still in the cache, and write it down for those not ended."""
+    def _draw(self, t: int) -> Tensor:
+        """Draw and write down token `t` of every running completion; returns those of the rest."""
         logits = self.warpers(self.tokens, self.logits.float())  # pyright: ignore[reportArgumentType]
         logprobs = logits.log_softmax(-1)
         probabilities = logprobs.exp()
         if self.sampling.temperature == 0:
-            chosen = logits.argmax(-1)
+            chosen = logits.argmax(-1)[self.branch]
         else:
-            # Inverse of the cumulative distribution: one uniform number decides a token.
-            cumulative = probabilities.double().cumsum(-1)
-            point = self.noise[self.rows, t, None] * cumulative[:, -1:]
-            chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
-            chosen = chosen.clamp(max=logits.shape[-1] - 1)
-        running = self.truncated[self.rows]
-        rows, picked = self.rows[running], chosen[running, None]
-        self.tokens[rows, t] = picked[:, 0]
-        self.logprobs[rows, t] = logprobs[running].gather(1, picked)[:, 0]
-        self.entropy[rows, t] = torch.special.entr(probabilities[running]).sum(-1)
-        ends = torch.isin(chosen, self.eos) & running
-        self.lengths[self.rows[ends]] = t + 1
-        self.truncated[self.rows[ends]] = False
-        return chosen, ~self.truncated[self.rows]
+            chosen = _invert(probabilities, self.branch, self.noise[self.rows, t])
+        self.tokens[self.rows, t] = chosen
+        self.logprobs[self.rows, t] = logprobs[self.branch, chosen]
+        self.entropy[self.rows, t] = torch.special.entr(probabilities).sum(-1)[self.branch]
+        ends = torch.isin(chosen, self.eos)
+        if bool(ends.any()):
+            ended, goes_on = self.rows[ends], ~ends
+            self.lengths[ended] = t + 1
+            self.truncated[ended] = False
+            self.rows, self.branch = self.rows[goes_on], self.branch[goes_on]
+            chosen = chosen[goes_on]
+        return chosen
 
-    def _drop(self, chosen: Tensor, ended: Tensor) -> Tensor:
-        """Take ended rows out of the cache once there are enough of them."""
-        if int(ended.sum()) < self.engine.drop_share * len(ended):
-            return chosen
-        keep = (~ended).nonzero()[:, 0]
-        self.cache.batch_select_indices(keep)
-        self.rows, self.position = self.rows[keep], self.position[keep]
-        self.attended = self.attended[keep]
-        return chosen[keep]
+    def _split(self, chosen: Tensor) -> Tensor:
+        """Give every different continuation a row of its own; returns the next token of each row.
+
+        The first continuation of a branch stays in its row, the others take rows that nothing
+        reads any more, so that the rows stay the first ones and few of them move.
+        """
+        vocabulary = self.logits.shape[1]
+        keys, member = (self.branch * vocabulary + chosen).unique(return_inverse=True)
+        parent, count = keys // vocabulary, len(keys)
+        first = torch.ones_like(parent, dtype=torch.bool)
+        first[1:] = parent[1:] != parent[:-1]
+        stays = first & (parent < count)
+        free = torch.ones(count, dtype=torch.bool, device=self.device)
+        free[parent[stays]] = False
+        row = parent.clone()
+        row[~stays] = free.nonzero()[:, 0]
+        source = torch.empty_like(row)
+        source[row] = parent
+        if len(self.prompt) != count or bool((~stays).any()):
+            self.cache.batch_select_indices(source)
+            self.prompt = self.prompt[source]
+        self.branch = row[member]
+        tokens = torch.empty_like(row)
+        tokens[row] = keys % vocabulary
+        return tokens
+
+    def _mask(self) -> Tensor | None:
+        """What the next token of every branch attends to; None for everything."""
+        if self.attended is None:
+            return None
+        attended = self.attended[self.prompt, : self.width]
+        if all(isinstance(layer, ReservedLayer) for layer in self.cache.layers):
+            # In the form in which attention adds it: transformers then has nothing to build.
+            least = torch.finfo(self.logits.dtype).min
+            return torch.where(attended, 0.0, least).to(self.logits.dtype)[:, None, None]
+        return attended.long()
+
+
+def _invert(probabilities: Tensor, branch: Tensor, noise: Tensor) -> Tensor:
+    """Draw one token for each number of `noise` from its branch, by the inverse distribution.
+
+    The distributions of all branches stand one after the other in one growing sequence, so that
+    none has to be copied for each of its completions.
+    """
+    count, vocabulary = probabilities.shape
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    offset = torch.arange(count, device=branch.device, dtype=torch.float64)[:, None]
+    line = (cumulative / cumulative[:, -1:] + offset).flatten()
+    found = torch.searchsorted(line, branch + noise, right=True)
+    return (found - branch * vocabulary).clamp(0, vocabulary - 1)
 
 
 def _warpers(sampling: Sampling) -> LogitsProcessorList:
