@@ -13,7 +13,16 @@ SHOWN = ("reward", "entropy", "grad_norm", "estimator/loss", "step/weight_entrop
 
 
 def test_golden_curve(tmp_path):
-    main(["fit", f"--config={QUICKSTART}", *small(tmp_path), "--trainer.max_steps=8"])
+    main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            *small(tmp_path),
+            "--trainer.max_steps=6",
+            "--data.group_size=8",
+            "--data.rollouts_per_update=64",
+        ]
+    )
     rows = [r for r in metrics(tmp_path) if r["reward"]]
     curve = {name: [float(r[name]) for r in rows] for name in SHOWN}
     if not CURVE.exists():  # delete the file to store a new curve
