@@ -71,7 +71,9 @@ class TransformersEngine(RolloutEngine):
         }
         used = int(joined["lengths"].max())
         # …but its tensors may not meet autograd: what leaves is a copy made outside.
-        return Samples(**{f: (x[:, :used] if x.ndim == 2 else x).clone() for f, x in joined.items()})
+        return Samples(
+            **{f: (x[:, :used] if x.ndim == 2 else x).clone() for f, x in joined.items()}
+        )
 
 
 @contextmanager
