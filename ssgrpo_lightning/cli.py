@@ -1,7 +1,9 @@
 """The command line: ``fit``, ``validate``, ``test`` and ``predict`` from YAML."""
 
+import logging
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,7 @@ def main(args: list[str] | None = None) -> SSGRPOCLI:
     Args:
         args: Arguments; None: those of the process.
     """
+    _quiet_dependencies()
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     return SSGRPOCLI(
         L.LightningModule,
@@ -158,3 +161,11 @@ def main(args: list[str] | None = None) -> SSGRPOCLI:
         seed_everything_default=0,
         args=args,
     )
+
+
+def _quiet_dependencies() -> None:
+    """Keep out of the console what a user can do nothing about."""
+    warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")
+    warnings.filterwarnings("ignore", message=r"Couldn't infer the batch indices")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb
 
 from ssgrpo_lightning.engines import Samples, Sampling, TransformersEngine
 from ssgrpo_lightning.policy import Policy, Pretrained
@@ -29,6 +30,14 @@ def _one_thread():
 def _bare_command_line(monkeypatch):
     # LightningCLI warns where both a list and sys.argv hold arguments.
     monkeypatch.setattr("sys.argv", ["train.py"])
+
+
+@pytest.fixture(autouse=True)
+def _no_wandb_run_left_over():
+    # A logger made while a run is in progress writes into that run.
+    yield
+    if wandb.run is not None:
+        wandb.finish()
 
 
 @pytest.fixture(scope="session")

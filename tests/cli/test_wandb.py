@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wandb
 
 from ssgrpo_lightning.callbacks import dashboard
 from ssgrpo_lightning.cli import main
@@ -33,8 +34,6 @@ def run(tmp_path_factory):
                 "--trainer.max_steps=3",
             ]
         )
-        import wandb
-
         wandb.finish()
     finally:
         patch.undo()
