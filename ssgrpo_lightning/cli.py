@@ -149,7 +149,9 @@ def main(args: list[str] | None = None) -> SSGRPOCLI:
         args: Arguments; None: those of the process.
     """
     _quiet_dependencies()
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    # Finding the docstrings of fields takes seconds, and only a help text shows them.
+    helps = any("help" in arg for arg in (sys.argv if args is None else args))
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     return SSGRPOCLI(
         L.LightningModule,
         L.LightningDataModule,

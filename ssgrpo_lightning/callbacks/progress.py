@@ -14,12 +14,15 @@ class PhaseBar(TQDMProgressBar):
         return bar
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: object) -> None:
-        # One bar for the whole run: epochs over the problems mean little here.
+        # One bar for the whole run: epochs over the problems mean little here, and a reset at each
+        # would restart its clock.
+        if 0 < trainer.max_steps == self.train_progress_bar.total:
+            return
         super().on_train_epoch_start(trainer)
+        bar, done = self.train_progress_bar, trainer.global_step
         if trainer.max_steps > 0:
-            self.train_progress_bar.total = trainer.max_steps
-            self.train_progress_bar.n = trainer.global_step
-        self.train_progress_bar.set_description_str("update")
+            bar.total, bar.n, bar.initial = trainer.max_steps, done, done
+        bar.set_description_str("update")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
