@@ -5,12 +5,42 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from ssgrpo_lightning.records import Problem
 from ssgrpo_lightning.tasks.task import Split, Task
 
-_STEP = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
+_COMPUTATION = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
 _ANSWER = re.compile(r"#(\d+)")
+
+
+class Computation(NamedTuple):
+    """One computing line, right or wrong: ``7+5=12``."""
+
+    left: int
+    sign: str
+    right: int
+    result: int
+
+    @classmethod
+    def exact(cls, left: int, sign: str, right: int) -> "Computation":
+        """The line with the right result."""
+        return cls(left, sign, right, left + right if sign == "+" else left - right)
+
+    @classmethod
+    def read(cls, step: str) -> "Computation | None":
+        """The line that a step writes, if it writes one."""
+        found = _COMPUTATION.fullmatch(step.strip())
+        return found and cls(int(found[1]), found[2], int(found[3]), int(found[4]))
+
+    def __str__(self) -> str:
+        return f"{self.left}{self.sign}{self.right}={self.result}"
+
+
+def read_answer(step: str) -> int | None:
+    """The number of an answer line ``#9``, if the step is one."""
+    found = _ANSWER.fullmatch(step.strip())
+    return found and int(found[1])
 
 
 @dataclass(frozen=True)
@@ -21,6 +51,11 @@ class ChainArithmetic(Task):
     Every partial result lies between 0 and `highest_result`. A prompt belongs to exactly one
     split, by a hash of its text, so that the splits never overlap.
     """
+
+    characters: ClassVar[str] = "0123456789+-=#\n"
+    """All characters of prompts and solutions; their order is that of the shipped tokenizer."""
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Lines that say nothing about the problem: always sound, never relevant."""
 
     operations: int = 3
     """Number of additions and subtractions in a problem."""
@@ -39,11 +74,12 @@ class ChainArithmetic(Task):
         for name in ("operations", "highest_number", "train_problems", "held_out_problems"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"ChainArithmetic.{name} is {getattr(self, name)}, must be at least 1: raise it"
+                    f"{type(self).__name__}.{name} is {getattr(self, name)}, "
+                    f"must be at least 1: raise it"
                 )
         if self.highest_result < self.highest_number:
             raise ValueError(
-                f"ChainArithmetic.highest_result is {self.highest_result}, must be at least "
+                f"{type(self).__name__}.highest_result is {self.highest_result}, must be at least "
                 f"highest_number ({self.highest_number}): raise it or lower highest_number"
             )
 
@@ -60,7 +96,7 @@ class ChainArithmetic(Task):
                 found[prompt] = answer
         else:
             raise ValueError(
-                f"ChainArithmetic has only {len(found)} distinct {split} problems with "
+                f"{type(self).__name__} has only {len(found)} distinct {split} problems with "
                 f"operations={self.operations} and highest_number={self.highest_number}, "
                 f"{wanted} were asked for: lower the number or widen the fields"
             )
@@ -80,15 +116,24 @@ class ChainArithmetic(Task):
             prompt += f"{'+' if sign > 0 else '-'}{term}"
         return prompt + "=", str(value)
 
-    def solution(self, problem: Problem) -> str:
-        """The worked solution that the shipped policy was warm-started on."""
+    def solution(self, problem: Problem, rng: random.Random | None = None) -> str:
+        """A worked solution, without mistakes and a function of the problem alone.
+
+        With an `rng` it is a demonstration for a warm start, which in some tasks holds mistakes.
+        """
         value, rest = _terms(problem)
         lines = []
-        for sign, term in rest:
-            result = value + term if sign == "+" else value - term
-            lines.append(f"{value}{sign}{term}={result}")
-            value = result
+        for index in range(len(rest)):
+            written, value = self._work(value, rest[index:], rng)
+            lines += written
         return "\n".join([*lines, f"#{value}"])
+
+    def _work(
+        self, value: int, rest: Sequence[tuple[str, int]], rng: random.Random | None
+    ) -> tuple[list[str], int]:
+        """The lines that work off the first of the remaining terms, and the value they end on."""
+        line = Computation.exact(value, *rest[0])
+        return [str(line)], line.result
 
     def step_truth(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
         """Whether each step is sound.
@@ -97,20 +142,24 @@ class ChainArithmetic(Task):
         next operator and term. A wrong value taken up rightly is sound.
         """
         value, rest = _terms(problem)
-        truth = []
-        for index, step in enumerate(steps):
-            line, stated = _STEP.fullmatch(step.strip()), _ANSWER.fullmatch(step.strip())
-            if line and index < len(rest):
-                left, sign, right, result = line.groups()
-                exact = int(left) + int(right) if sign == "+" else int(left) - int(right)
-                continues = int(left) == value and (sign, int(right)) == rest[index]
-                truth.append(continues and int(result) == exact)
-                value = int(result)
+        truth, done = [], 0
+        for step in steps:
+            if step.strip() in self.idle:
+                truth.append(True)
+                continue
+            line = Computation.read(step)
+            if line and done < len(rest):
+                truth.append(line == Computation.exact(value, *rest[done]))
+                value = line.result
             else:
                 # The answer is sound only after the last term and with the value stated last.
-                sound = stated is not None and int(stated.group(1)) == value
-                truth.append(sound and index == len(rest))
+                truth.append(done == len(rest) and read_answer(step) == value)
+            done += 1
         return truth
+
+    def relevant(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
+        """Whether each step can matter for the reward."""
+        return [step.strip() not in self.idle for step in steps]
 
 
 def _split_of(prompt: str) -> Split:
