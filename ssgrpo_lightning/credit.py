@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ssgrpo_lightning.functional import (
     clipped_baseline,
+    fall_shares,
     gain_weights,
     gated,
     group_advantages,
@@ -169,3 +170,32 @@ class ValueGain(Weighting):
         gains = value_gains(scores.values, scores.baseline, scores.mask)
         weights = gain_weights(gains, scores.advantages, self.k, self.floor, self.w_max)
         return mean_one(weights, scores.lengths)
+
+
+@dataclass(frozen=True)
+class Hindsight(Weighting):
+    """Blames a failure's steps by their share in the fall of its value; praises successes evenly.
+
+    Under `NoisyAnd` that share is the probability that the step was the first unsound one, given
+    that the rollout failed. In a success no step is known to have mattered more than another, and
+    praising the certain ones most would only sharpen the policy.
+    """
+
+    floor: float = 0.1
+    """Share of the blame that stays spread over all tokens, so that no step stops learning."""
+    w_max: float = 4.0
+    """Greatest weight: what would exceed it is forgiven, so that blame stays bounded."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.floor <= 1 <= self.w_max:
+            raise ValueError(
+                f"Hindsight has floor {self.floor} and w_max {self.w_max}, must be "
+                "0 <= floor <= 1 <= w_max: floor 1 is plain GRPO"
+            )
+
+    def raw_weights(self, scores: StepScores) -> PerStep:
+        gains = value_gains(scores.values, scores.baseline, scores.mask)
+        shares = mean_one(fall_shares(gains), scores.lengths)
+        blame = (self.floor + (1 - self.floor) * shares).clamp(max=self.w_max)
+        return torch.where(scores.advantages[:, None] < 0, blame, 1.0)

@@ -10,7 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ssgrpo_lightning.functional import pool_steps
+from ssgrpo_lightning.functional import (
+    evidence_logit,
+    group_evidence,
+    pool_steps,
+    step_fingerprints,
+    step_lengths,
+)
 from ssgrpo_lightning.records import Rollouts
 
 
@@ -84,6 +90,39 @@ class CausalSteps(Estimator):
         sums = sums.index_add(0, segment, vectors)
         sizes = segment.bincount(minlength=len(sums)).clamp(min=1)
         return (sums / sizes[:, None]).view(len(rollouts), count, vectors.shape[1])
+
+
+class GroupConfidence(Estimator):
+    """The policy's own doubt, corrected by what the same step led to in the rest of the group.
+
+    Three numbers are learnt: how a step's least log-probability turns into confidence (two, with
+    a slope that cannot turn negative), and how far the group's evidence is doubted. A step that
+    stands in successes of the group is acquitted, however unlikely the policy found it: filler,
+    decoys and bold but right steps. Reads the outcomes of the *other* rollouts of a group only.
+
+    Args:
+        bias: Logit of a step that the policy was certain of, to start from.
+        slope: Fall of the logit per nat of its least likely token, to start from.
+        doubt: Failures that are counted against every step's evidence, to start from.
+    """
+
+    def __init__(self, bias: float = 2.0, slope: float = 2.0, doubt: float = 1.0) -> None:
+        super().__init__()
+        for name, value in (("slope", slope), ("doubt", doubt)):
+            if value <= 0:
+                raise ValueError(f"GroupConfidence.{name} is {value}, must be greater than 0")
+        self.bias = nn.Parameter(torch.tensor(bias))
+        self.log_slope = nn.Parameter(torch.tensor(slope).log())
+        self.log_doubt = nn.Parameter(torch.tensor(doubt).log())
+
+    def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
+        step, steps = rollouts.step, rollouts.steps
+        least = pool_steps(rollouts.logprobs.clamp(min=-20), step, steps, "amin")
+        key = step_fingerprints(rollouts.tokens, step, steps)
+        mask = step_lengths(step, steps) > 0
+        won, lost = group_evidence(key, mask, rollouts.rewards, rollouts.group)
+        confidence = self.bias + self.log_slope.exp() * least
+        return evidence_logit(confidence, won, lost, self.log_doubt.exp())
 
 
 class PublishedEncoder(Estimator):

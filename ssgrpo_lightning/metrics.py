@@ -11,7 +11,10 @@ from ssgrpo_lightning.functional import (
     group_std,
     group_sum,
     mixed_groups,
+    pool_steps,
     spread_steps,
+    step_fingerprints,
+    step_lengths,
 )
 from ssgrpo_lightning.records import Rollouts, StepScores
 
@@ -154,24 +157,10 @@ def advantage_by_position(
     return [mean_of(per_token, rollouts.sampled & (part == b)) for b in range(bins)]
 
 
-def _hashes(rollouts: Rollouts, segment: Tensor, count: int) -> Tensor:
-    """A 63-bit fingerprint of the token ids of every segment, in order; no loop over steps."""
-    mask = rollouts.sampled
-    index = segment[mask]
-    position = torch.arange(len(index), device=index.device)
-    start = position.new_full((count,), len(index)).scatter_reduce(0, index, position, "amin")
-    mixed = (rollouts.tokens[mask] + 1) * 0x2545F4914F6CDD1D + (
-        position - start[index]
-    ) * 0x9E3779B1
-    mixed = (mixed ^ (mixed >> 29)) * 0x3C79AC492BA7B653
-    mixed = mixed ^ (mixed >> 32)
-    return position.new_zeros(count).index_add(0, index, mixed)
-
-
 def _distinct_per_group(rollouts: Rollouts) -> Tensor:
     """Number of different completions, summed over groups."""
-    row = torch.arange(len(rollouts), device=rollouts.tokens.device)[:, None]
-    prints = _hashes(rollouts, row.expand_as(rollouts.tokens), len(rollouts))
+    whole = torch.where(rollouts.sampled, 0, -1)
+    prints = step_fingerprints(rollouts.tokens, whole, 1)[:, 0]
     return torch.tensor(float(len(torch.stack([rollouts.group, prints], 1).unique(dim=0))))
 
 
@@ -180,14 +169,9 @@ def _top_texts(
 ) -> tuple[Tensor, Tensor]:
     """Absolute credit on the ten most frequent step texts of the batch, and on all."""
     steps = rollouts.steps
-    row = torch.arange(len(rollouts), device=rollouts.tokens.device)[:, None]
-    segment = row * steps + rollouts.step.clamp(min=0)
-    count = len(rollouts) * steps
-    prints = _hashes(rollouts, segment, count)
-    mask = rollouts.sampled
-    credit = per_token.new_zeros(count).index_add(0, segment[mask], per_token[mask])
-    exists = torch.zeros(count, dtype=torch.bool, device=mask.device)
-    exists[segment[mask]] = True
+    prints = step_fingerprints(rollouts.tokens, rollouts.step, steps)
+    credit = pool_steps(per_token, rollouts.step, steps, "sum")
+    exists = step_lengths(rollouts.step, steps) > 0
     _, text, often = prints[exists].unique(return_inverse=True, return_counts=True)
     by_text = credit.new_zeros(len(often)).index_add(0, text, credit[exists])
     top = often.argsort(descending=True, stable=True)[:TOP_TEXTS]

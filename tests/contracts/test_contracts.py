@@ -8,18 +8,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgrpo_lightning.credit import Broadcast, CreditRule, Weighting, outcome_scores, with_logits
-from ssgrpo_lightning.estimators import CausalSteps, Estimator, PublishedEncoder
+from ssgrpo_lightning.credit import (
+    Broadcast,
+    CreditRule,
+    Hindsight,
+    Weighting,
+    outcome_scores,
+    with_logits,
+)
+from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
 from ssgrpo_lightning.functional import mixed_groups
 from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
-from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.records import Problem, StepScores
 from ssgrpo_lightning.segmenters import ByPattern, Segmenter
 from ssgrpo_lightning.tasks import TableTask, Task
 from ssgrpo_lightning.verifiers import Verifier
 
 NAN = float("nan")
-ARGUMENTS = {ByPattern: {"pattern": ";"}, DrGrpo: {"max_tokens": 8}}
+ARGUMENTS = {
+    ByPattern: {"pattern": ";"},
+    DrGrpo: {"max_tokens": 8},
+    CausalSteps: {"hidden": 32},
+    PublishedEncoder: {"hidden": 32},
+}
 
 
 def members(base):
@@ -157,7 +169,7 @@ def test_objective_puts_successes_above_failures(member, scores):
 def randomised(member):
     """An estimator whose every weight matters (read-outs start at zero)."""
     torch.manual_seed(0)
-    estimator = member(hidden=32)
+    estimator = build(member)
     for parameter in estimator.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return estimator
@@ -206,6 +218,53 @@ def test_ours_knows_the_order_of_tokens_and_the_published_does_not(make_rollouts
     ours, published = randomised(CausalSteps), randomised(PublishedEncoder)
     assert not torch.allclose(ours(rollouts), ours(flipped))
     torch.testing.assert_close(published(rollouts), published(flipped))
+
+
+@each(Estimator)
+def test_estimator_does_not_see_the_outcome_of_the_rollout_it_scores(member, make_rollouts):
+    estimator = randomised(member)
+    rollouts = make_rollouts([1.0, 0.0, 1.0, 0.0], [[2, 2]] * 4, group=[0] * 4)
+    same = replace(rollouts, tokens=rollouts.tokens[:1].expand_as(rollouts.tokens))
+    flipped = replace(same, rewards=torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    torch.testing.assert_close(estimator(flipped)[0], estimator(same)[0])
+
+
+def test_a_step_that_stands_in_a_success_is_acquitted(make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0, 0.0], [[2, 2]] * 3, group=[0] * 3)
+    tokens = rollouts.tokens.clone()
+    tokens[1, 3:5] = tokens[0, 3:5]  # the failure in row 1 begins like the success
+    first = tokens[0, 3]
+    tokens[2, 3] = first - 1 if first > 2 else first + 1
+    doubtful = replace(rollouts, tokens=tokens, logprobs=torch.full_like(rollouts.logprobs, -3.0))
+    soundness = GroupConfidence(doubt=0.25)(doubtful).sigmoid()
+    alone = torch.tensor(2.0 - 2.0 * 3.0).sigmoid()
+    # One success and no failure beside row 1; row 0 has the failure of row 1 against it.
+    torch.testing.assert_close(soundness[1, 0], alone + (1 - alone) * 1 / 1.25)
+    torch.testing.assert_close(soundness[[0, 1, 2], [0, 1, 0]], alone.expand(3))
+
+
+def test_hindsight_by_hand():
+    # Values 1/2 -> .45 -> .15: the falls are .05 and .30, the shares 1/7 and 6/7.
+    scores = outcome_scores_of(values=[[0.45, 0.15], [0.45, 0.15]], rewards=[0.0, 1.0])
+    weights = Hindsight(floor=0.3).weights(scores)
+    expected = torch.tensor([[0.3 + 0.7 * 2 / 7, 0.3 + 0.7 * 12 / 7], [1.0, 1.0]])
+    torch.testing.assert_close(weights, expected)
+    assert Hindsight(floor=0.0, w_max=1.5).weights(scores)[0, 1] == 1.5
+
+
+def outcome_scores_of(values, rewards):
+    """Scores of one group of rollouts whose steps have one token each."""
+    values, rewards = torch.tensor(values), torch.tensor(rewards)
+    return StepScores(
+        scores=values,
+        values=values,
+        mask=torch.ones_like(values).bool(),
+        lengths=torch.ones_like(values).long(),
+        rewards=rewards,
+        baseline=torch.full_like(rewards, 0.5),
+        advantages=rewards - 0.5,
+        group=torch.zeros_like(rewards).long(),
+    )
 
 
 def test_untrained_ours_doubts_the_step_with_the_least_likely_token(make_rollouts):

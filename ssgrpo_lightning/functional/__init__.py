@@ -1,0 +1,74 @@
+"""All tensor maths of Step-Sparse GRPO.
+
+Every function is pure. The axes are those of `records`. Notation: problem P, rollouts i of a group
+of K, reward R_i, group mean m, group deviation s, advantage A_i; rollout i has steps t, prefix
+s_<=t; value V_t, weight w_t, estimator logit z_t.
+"""
+
+from ssgrpo_lightning.functional.advantages import (
+    clipped_baseline,
+    group_advantages,
+    group_mean,
+    group_std,
+    group_sum,
+    mixed_groups,
+    relative_rewards,
+)
+from ssgrpo_lightning.functional.credit import (
+    evidence_logit,
+    fall_shares,
+    gain_weights,
+    gated,
+    mean_one,
+    sign_aware,
+    value_gains,
+    window_mean,
+)
+from ssgrpo_lightning.functional.outcomes import (
+    mean_steps,
+    noisy_and_logprob,
+    outcome_loss,
+    pairwise_loss,
+    prefix_loss,
+)
+from ssgrpo_lightning.functional.steps import (
+    group_evidence,
+    pool_steps,
+    spread_steps,
+    step_fingerprints,
+    step_lengths,
+)
+from ssgrpo_lightning.functional.surrogates import (
+    clipped_surrogate,
+    kl_k3,
+)
+
+__all__ = [
+    "clipped_baseline",
+    "clipped_surrogate",
+    "evidence_logit",
+    "fall_shares",
+    "gain_weights",
+    "gated",
+    "group_advantages",
+    "group_evidence",
+    "group_mean",
+    "group_std",
+    "group_sum",
+    "kl_k3",
+    "mean_one",
+    "mean_steps",
+    "mixed_groups",
+    "noisy_and_logprob",
+    "outcome_loss",
+    "pairwise_loss",
+    "pool_steps",
+    "prefix_loss",
+    "relative_rewards",
+    "sign_aware",
+    "spread_steps",
+    "step_fingerprints",
+    "step_lengths",
+    "value_gains",
+    "window_mean",
+]

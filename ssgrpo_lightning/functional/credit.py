@@ -1,0 +1,123 @@
+"""Values of steps to weights of steps."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ssgrpo_lightning.functional.shapes import PerRollout, PerStep, StepMask
+
+
+def mean_one(weights: PerStep, lengths: Int[Tensor, "rollout step"]) -> PerStep:
+    """Divide weights by their token-weighted mean over the rollout; all-zero weights become 1.
+
+    Keeps the size of the update whatever the weights, so that the balance against KL and entropy
+    terms does not drift with them.
+
+    >>> mean_one(torch.tensor([[1., 3.], [0., 0.]]), torch.tensor([[1, 1], [2, 2]]))
+    tensor([[0.5000, 1.5000],
+            [1.0000, 1.0000]])
+    """
+    total = (weights * lengths).sum(1, keepdim=True)
+    mean = total / lengths.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(total > 0, weights / mean.clamp(min=1e-12), 1.0)
+
+
+def sign_aware(scores: PerStep, advantages: PerRollout) -> PerStep:
+    """Blame the unsound steps of a failure: score where A > 0, 1 - score where A < 0.
+
+    Source: OREAL (2502.06781) eq. 10.
+
+    >>> sign_aware(torch.tensor([[.9, .2], [.9, .2]]), torch.tensor([1., -1.]))
+    tensor([[0.9000, 0.2000],
+            [0.1000, 0.8000]])
+    """
+    return torch.where(advantages[:, None] < 0, 1 - scores, scores)
+
+
+def value_gains(values: PerStep, baseline: PerRollout, mask: StepMask) -> PerStep:
+    """What each step did to the expected reward, ``D_t = V_t - V_{t-1}`` with ``V_0`` the baseline.
+
+    Source: VinePPO (2410.01679) eq. 5 without the immediate reward; PAV (2410.08146).
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> value_gains(torch.tensor([[.75, .25]]), torch.tensor([.5]), m)
+    tensor([[ 0.2500, -0.5000]])
+    """
+    before = torch.cat([baseline[:, None], values[:, :-1]], 1)
+    return torch.where(mask, values - before, 0.0)
+
+
+def gain_weights(
+    gains: PerStep, advantages: PerRollout, k: float, floor: float, w_max: float
+) -> PerStep:
+    """Weight that grows with a gain in successes and a loss in failures, before the mean-1 step.
+
+    ``w_t = clip(1 + k sign(A_i) D_t, floor, w_max)``; k = 0 is GRPO. Source: the recipe's own shape
+    with OREAL's sign (2502.06781) and a difference for a level.
+
+    >>> gain_weights(torch.tensor([[.25, -.5]]), torch.tensor([-1.]), k=4, floor=.1, w_max=4)
+    tensor([[0.1000, 3.0000]])
+    """
+    return (1 + k * advantages.sign()[:, None] * gains).clamp(floor, w_max)
+
+
+def gated(weights: PerStep, gate: float) -> PerStep:
+    """Blend weights with 1: ``w <- 1 + g (w - 1)``; g = 0 gives exactly 1, plain GRPO.
+
+    >>> gated(torch.tensor([[3., .5]]), .5)
+    tensor([[2.0000, 0.7500]])
+    """
+    return 1 + gate * (weights - 1)
+
+
+def window_mean(
+    weights: PerStep, lengths: Int[Tensor, "rollout step"], window: int, longer_than: int
+) -> PerStep:
+    """In rollouts longer than `longer_than` tokens, average weights within windows of tokens.
+
+    A step belongs to the window in which it starts; all steps of a window get their token-weighted
+    mean. Shorter rollouts keep their weights. Source: the published recipe (windows of 512 over
+    5,000 tokens).
+
+    >>> w, n = torch.tensor([[1., 3., 5.]]), torch.tensor([[2, 2, 4]])
+    >>> window_mean(w, n, window=4, longer_than=7)
+    tensor([[2., 2., 5.]])
+    """
+    if not bool((lengths.sum(1) > longer_than).any()):
+        return weights
+    index = (lengths.cumsum(1) - lengths) // window
+    shape = len(weights), int(index.max()) + 1
+    tokens = weights.new_zeros(shape).scatter_add(1, index, lengths.to(weights.dtype))
+    mass = weights.new_zeros(shape).scatter_add(1, index, weights * lengths)
+    mean = (mass / tokens.clamp(min=1)).gather(1, index)
+    long = lengths.sum(1, keepdim=True) > longer_than
+    return torch.where(long & (lengths > 0), mean, weights)
+
+
+def fall_shares(gains: PerStep) -> PerStep:
+    """Share of each step in the falls of its rollout's value; 0 throughout where it never falls.
+
+    Under a noisy-AND value ``V_t = V_0 prod_{u<=t} p_u`` this is Bayes' answer to which step was
+    the first unsound one, given that one was: ``(1 - p_t) prod_{u<t} p_u`` over their sum.
+
+    >>> fall_shares(torch.tensor([[.1, -.1, -.3], [.2, 0., 0.]]))
+    tensor([[0.0000, 0.2500, 0.7500],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    falls = gains.clamp(max=0).abs()
+    return falls / falls.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def evidence_logit(confidence: PerStep, won: PerStep, lost: PerStep, doubt: Tensor) -> PerStep:
+    """Logit of ``c + (1 - c) e``: a step is sound if it looks so or if it has proved so.
+
+    ``c = sigmoid(confidence)``; ``e = won / (won + lost + doubt)`` is the share of successes among
+    the other rollouts of the group with the same step, doubted by `doubt` failures. Without any
+    the confidence stands.
+
+    >>> x, won, lost = torch.tensor([[[0., 0.]], [[0., 2.]], [[0., 1.]]])
+    >>> evidence_logit(x, won, lost, torch.tensor(1.)).sigmoid()
+    tensor([[0.5000, 0.7500]])
+    """
+    odds = confidence.clamp(max=20).exp()
+    return ((odds * (won + lost + doubt) + won) / (lost + doubt)).log()
