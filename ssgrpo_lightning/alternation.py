@@ -159,7 +159,7 @@ class SSGRPO(L.LightningModule):
 
     def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
-        if self.estimator is None:
+        if self.estimator is None or not self.estimator.learns:
             return {}
         self.datamodule.store(rollouts, keep=self.estimator_every)
         if self.policy_step % self.estimator_every:
@@ -259,8 +259,10 @@ class SSGRPO(L.LightningModule):
         self.policy.configure_model()
 
     def configure_optimizers(self) -> Any:
-        children = [self.policy] + ([] if self.estimator is None else [self.estimator])
-        return [child.configure_optimizers() for child in children]
+        found = [self.policy.configure_optimizers()]
+        if self.estimator is not None and self.estimator.learns:
+            found.append(self.estimator.configure_optimizers())
+        return found
 
     def on_train_start(self) -> None:
         """Validate before the first update, so that every curve has its start."""

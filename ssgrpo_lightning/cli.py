@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 # Imported so that their members are known by their short names.
 from ssgrpo_lightning import (
+    baselines,
     credit,
     engines,
     estimators,
@@ -34,7 +35,17 @@ from ssgrpo_lightning.callbacks import (
     WeightEntropy,
 )
 
-SWAP_POINTS = (credit, engines, estimators, losses, objectives, segmenters, tasks, verifiers)
+SWAP_POINTS = (
+    baselines,
+    credit,
+    engines,
+    estimators,
+    losses,
+    objectives,
+    segmenters,
+    tasks,
+    verifiers,
+)
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
     "max_epochs": -1,

@@ -70,6 +70,11 @@ class EstimatorModule(L.LightningModule):
             self.load_state_dict(state)
 
     @property
+    def learns(self) -> bool:
+        """False for an estimator without weights, such as those of `baselines`."""
+        return any(True for _ in self.parameters())
+
+    @property
     def margin(self) -> float | None:
         """Margin of the objective, where it has one."""
         return getattr(self.objective, "margin", None)

@@ -15,7 +15,7 @@ LAYERS = [
     {"records", "functional"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
     {"engines", "estimators", "objectives"},
-    {"credit", "rollouts"},
+    {"credit", "rollouts", "baselines"},
     {"data", "policy_module"},
     {"estimator_module"},
     {"parallel"},

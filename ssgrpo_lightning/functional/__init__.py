@@ -12,6 +12,7 @@ from ssgrpo_lightning.functional.advantages import (
     group_std,
     group_sum,
     mixed_groups,
+    others_mean,
     relative_rewards,
 )
 from ssgrpo_lightning.functional.credit import (
@@ -34,6 +35,7 @@ from ssgrpo_lightning.functional.outcomes import (
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
     pool_steps,
+    prefix_fingerprints,
     spread_steps,
     step_fingerprints,
     step_lengths,
@@ -60,9 +62,11 @@ __all__ = [
     "mean_steps",
     "mixed_groups",
     "noisy_and_logprob",
+    "others_mean",
     "outcome_loss",
     "pairwise_loss",
     "pool_steps",
+    "prefix_fingerprints",
     "prefix_loss",
     "relative_rewards",
     "sign_aware",

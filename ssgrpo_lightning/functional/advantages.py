@@ -102,3 +102,14 @@ def clipped_baseline(rewards: PerRollout, group: Groups) -> PerRollout:
     """
     half = 0.5 / group_sum(torch.ones_like(rewards), group)
     return torch.minimum(torch.maximum(group_mean(rewards, group), half), 1 - half)
+
+
+def others_mean(rewards: PerRollout, group: Groups) -> PerRollout:
+    """Mean reward of the other rollouts of the group, drawn to 1/2 by one more: in (0, 1).
+
+    >>> others_mean(torch.tensor([1., 0., 0.]), torch.tensor([0, 0, 0]))
+    tensor([0.1667, 0.5000, 0.5000])
+    """
+    known, won = (~rewards.isnan()).to(rewards.dtype), rewards.nan_to_num()
+    others = group_sum(known, group) - known
+    return (group_sum(won, group) - won + 0.5) / (others + 1)

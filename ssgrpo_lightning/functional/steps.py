@@ -68,6 +68,21 @@ def step_fingerprints(tokens: Steps, step: Steps, steps: int) -> Int[Tensor, "ro
     return sums.scatter_add(1, step + 1, mixed)[:, 1:]
 
 
+def prefix_fingerprints(tokens: Steps, step: Steps, steps: int) -> Int[Tensor, "rollout step"]:
+    """A 64-bit number for the token ids of each step and of all steps before it.
+
+    >>> tokens, step = torch.tensor([[5, 7, 5], [7, 5, 5]]), torch.tensor([[0, 1, 2], [0, 1, 2]])
+    >>> prints = prefix_fingerprints(tokens, step, 3)
+    >>> len(prints.unique())  # no two prefixes are equal
+    6
+    """
+    own = step_fingerprints(tokens, step, steps)
+    # Each place has an odd factor of its own, so that order matters; sums then are prefixes.
+    place = 2 * torch.arange(steps, device=own.device) * 0x9E3779B97F4A7C1 + 0x2545F4914F6CDD1D
+    mixed = own * place
+    return (mixed ^ (mixed >> 31)).cumsum(1)
+
+
 def group_evidence(
     key: Int[Tensor, "rollout step"], mask: StepMask, rewards: PerRollout, group: Groups
 ) -> tuple[PerStep, PerStep]:

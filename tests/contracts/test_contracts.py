@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssgrpo_lightning.baselines import ExactSteps, SharedState
 from ssgrpo_lightning.credit import (
     Broadcast,
     CreditRule,
@@ -22,7 +23,7 @@ from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
 from ssgrpo_lightning.records import Problem, StepScores
 from ssgrpo_lightning.segmenters import ByPattern, Segmenter
-from ssgrpo_lightning.tasks import TableTask, Task
+from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
 from ssgrpo_lightning.verifiers import Verifier
 
 NAN = float("nan")
@@ -31,6 +32,7 @@ ARGUMENTS = {
     DrGrpo: {"max_tokens": 8},
     CausalSteps: {"hidden": 32},
     PublishedEncoder: {"hidden": 32},
+    ExactSteps: {"task": ChainArithmetic()},
 }
 
 
@@ -189,13 +191,14 @@ def test_estimator_reads_a_step_from_its_prefix_only(member, make_rollouts):
     )
     after = estimator(changed)
     torch.testing.assert_close(after[:, :2], before[:, :2])
-    assert (after[:, 2] != before[:, 2]).all()
+    if list(estimator.parameters()):  # the others read the group or the text
+        assert (after[:, 2] != before[:, 2]).all()
 
 
 @each(Estimator)
-def test_estimator_ignores_padding_and_who_else_is_in_the_batch(member, make_rollouts):
+def test_estimator_ignores_padding_and_other_groups(member, make_rollouts):
     estimator = randomised(member)
-    rollouts = make_rollouts([1.0, 0.0, 1.0], [[2, 3], [4, 1, 2, 6], [1]])
+    rollouts = make_rollouts([1.0, 0.0, 1.0], [[2, 3], [4, 1, 2, 6], [1]], group=[0, 1, 2])
     together = estimator(rollouts)
     for row, steps in enumerate([2, 4, 1]):
         alone = estimator(rollouts.select(torch.tensor([row])))
@@ -241,6 +244,29 @@ def test_a_step_that_stands_in_a_success_is_acquitted(make_rollouts):
     # One success and no failure beside row 1; row 0 has the failure of row 1 against it.
     torch.testing.assert_close(soundness[1, 0], alone + (1 - alone) * 1 / 1.25)
     torch.testing.assert_close(soundness[[0, 1, 2], [0, 1, 0]], alone.expand(3))
+
+
+def test_shared_state_tells_equal_steps_after_different_beginnings_apart(make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0, 0.0], [[1, 1]] * 3, group=[0] * 3)
+    begin = rollouts.sampled[0].nonzero()[0, 0]
+    tokens = rollouts.tokens.clone()
+    tokens[:, begin : begin + 2] = torch.tensor([[5, 7], [5, 7], [6, 7]])
+    values = SharedState(prior=1.0)(replace(rollouts, tokens=tokens)).sigmoid()
+    # The others' mean is 1/6 for row 0 and 1/2 for the rest; row 1 shares its prefix with row 0.
+    expected = [[1 / 12] * 2, [0.75] * 2, [0.5] * 2]
+    torch.testing.assert_close(values, torch.tensor(expected))
+
+
+def test_exact_steps_knows_the_first_error(make_rollouts):
+    problem = Problem(0, "7+5-3=", "9")
+    rollouts = replace(
+        make_rollouts([1.0, 0.0], [[2, 2, 2]] * 2),
+        problems=(problem,) * 2,
+        texts=("7+5=12\n12-3=9\n#9", "7+5=13\n13-3=10\n#10"),
+    )
+    checker = ExactSteps(ChainArithmetic(operations=2))
+    assert (checker(rollouts) > 0).tolist() == [[True] * 3, [False, True, True]]
+    assert checker.calls == 6
 
 
 def test_hindsight_by_hand():
