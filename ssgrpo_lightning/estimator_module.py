@@ -95,6 +95,11 @@ class EstimatorModule(L.LightningModule):
         self.ready = True
 
     def configure_optimizers(self) -> Any:
+        if not self.learns:
+            raise ValueError(
+                f"estimator.estimator is {type(self.estimator).__name__}, which has nothing to "
+                "learn: use it in SSGRPO as it is, or fit one with weights, such as CausalSteps"
+            )
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator")
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:

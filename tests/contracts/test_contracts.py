@@ -17,6 +17,7 @@ from ssgrpo_lightning.credit import (
     outcome_scores,
     with_logits,
 )
+from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
 from ssgrpo_lightning.functional import mixed_groups
 from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
@@ -230,6 +231,11 @@ def test_estimator_does_not_see_the_outcome_of_the_rollout_it_scores(member, mak
     same = replace(rollouts, tokens=rollouts.tokens[:1].expand_as(rollouts.tokens))
     flipped = replace(same, rewards=torch.tensor([0.0, 0.0, 1.0, 0.0]))
     torch.testing.assert_close(estimator(flipped)[0], estimator(same)[0])
+
+
+def test_an_estimator_without_weights_cannot_be_fitted_alone():
+    with pytest.raises(ValueError, match="SharedState, which has nothing to learn"):
+        EstimatorModule(torch.optim.AdamW, SharedState()).configure_optimizers()
 
 
 def test_a_step_that_stands_in_a_success_is_acquitted(make_rollouts):
