@@ -13,18 +13,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-# Imported so that their members are known by their short names.
-from ssgrpo_lightning import (
-    baselines,
-    credit,
-    engines,
-    estimators,
-    losses,
-    objectives,
-    segmenters,
-    tasks,
-    verifiers,
-)
+# The swap points that no module below imports: their members have short names once imported.
+from ssgrpo_lightning import baselines  # noqa: F401
 from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.callbacks import (
     PhaseBar,
@@ -35,17 +25,6 @@ from ssgrpo_lightning.callbacks import (
     WeightEntropy,
 )
 
-SWAP_POINTS = (
-    baselines,
-    credit,
-    engines,
-    estimators,
-    losses,
-    objectives,
-    segmenters,
-    tasks,
-    verifiers,
-)
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
     "max_epochs": -1,
