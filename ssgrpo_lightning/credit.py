@@ -22,7 +22,9 @@ from ssgrpo_lightning.functional import (
     mean_one,
     sign_aware,
     step_lengths,
+    survival_gains,
     value_gains,
+    whitened,
     window_mean,
 )
 from ssgrpo_lightning.objectives import Objective
@@ -61,6 +63,8 @@ class CreditRule(ABC):
 
     needs_values: ClassVar[bool] = True
     """Whether the rule looks at the estimator; if not, the estimator neither runs nor costs."""
+    keeps_sign: ClassVar[bool] = True
+    """Whether every step of a rollout has credit of the sign of its outcome advantage."""
     gate: ClassVar[float] = 0.0
     """Share of the rule's weighting that acts; 0 for rules that do not weight."""
 
@@ -199,3 +203,23 @@ class Hindsight(Weighting):
         shares = mean_one(fall_shares(gains), scores.lengths)
         blame = (self.floor + (1 - self.floor) * shares).clamp(max=self.w_max)
         return torch.where(scores.advantages[:, None] < 0, blame, 1.0)
+
+
+@dataclass(frozen=True)
+class Survival(CreditRule):
+    """What each step did to the chance that every step is sound, whitened over the batch.
+
+    The outcome enters only through the estimator, so a group without a success teaches too. Exact
+    soundness makes of this the least noisy credit that we know; soundness read from the policy's
+    own confidence makes of it a drive to be more confident.
+    """
+
+    keeps_sign: ClassVar[bool] = False
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        gains = survival_gains(scores.scores, scores.mask)
+        judged = ~scores.rewards.isnan()[:, None] * scores.lengths
+        return torch.where(judged > 0, whitened(gains, judged), 0.0)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)

@@ -22,7 +22,9 @@ from ssgrpo_lightning.functional.credit import (
     gated,
     mean_one,
     sign_aware,
+    survival_gains,
     value_gains,
+    whitened,
     window_mean,
 )
 from ssgrpo_lightning.functional.outcomes import (
@@ -73,6 +75,8 @@ __all__ = [
     "spread_steps",
     "step_fingerprints",
     "step_lengths",
+    "survival_gains",
     "value_gains",
+    "whitened",
     "window_mean",
 ]

@@ -108,6 +108,41 @@ def fall_shares(gains: PerStep) -> PerStep:
     return falls / falls.sum(1, keepdim=True).clamp(min=1e-12)
 
 
+def survival_gains(soundness: PerStep, mask: StepMask) -> PerStep:
+    """What each step did to the chance of success: ``D_t = a_t F_{t+1} - a_{t-1} F_t``.
+
+    ``a_t`` is the probability that all steps up to t are sound, ``F_t`` that of passing the places
+    from t on, taken from the whole batch: a chain succeeds if no link breaks. Where no rollout
+    succeeded it still tells the link that broke. Rates are drawn to 1/2 by one more rollout.
+
+    >>> sound, m = torch.tensor([[1., 1.], [1., 0.], [0., 1.]]), torch.ones(3, 2, dtype=torch.bool)
+    >>> survival_gains(sound, m)  # passed: 2.5 of 4 at the first place, 1.5 of 3 at the second
+    tensor([[ 0.1875,  0.5000],
+            [ 0.1875, -0.5000],
+            [-0.3125,  0.0000]])
+    """
+    alive = torch.where(mask, soundness, 1.0).cumprod(1)
+    before = torch.cat([torch.ones_like(alive[:, :1]), alive[:, :-1]], 1)
+    passed = ((alive * mask).sum(0) + 0.5) / ((before * mask).sum(0) + 1)
+    ahead = torch.cat([passed, passed.new_ones(1)]).flip(0).cumprod(0).flip(0)
+    return torch.where(mask, alive * ahead[1:] - before * ahead[:-1], 0.0)
+
+
+def whitened(x: PerStep, lengths: Int[Tensor, "rollout step"]) -> PerStep:
+    """Subtract the mean of each place over the batch, divide by the deviation of all; by tokens.
+
+    A place is the index of a step. Without the means, more steps would be a reward of their own.
+
+    >>> whitened(torch.tensor([[1., 2.], [3., 2.]]), torch.tensor([[1, 1], [1, 1]]))
+    tensor([[-1.4142,  0.0000],
+            [ 1.4142,  0.0000]])
+    """
+    places = lengths.sum(0).clamp(min=1)
+    centred = torch.where(lengths > 0, x - (x * lengths).sum(0) / places, 0.0)
+    variance = (centred.square() * lengths).sum() / lengths.sum().clamp(min=1)
+    return centred / variance.sqrt().clamp(min=1e-3)
+
+
 def evidence_logit(confidence: PerStep, won: PerStep, lost: PerStep, doubt: Tensor) -> PerStep:
     """Logit of ``c + (1 - c) e``: a step is sound if it looks so or if it has proved so.
 
