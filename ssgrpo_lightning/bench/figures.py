@@ -155,13 +155,13 @@ def learnt_by_key(
     return torch.where(often > 0, total / often, reward.mean())[asked]
 
 
-def bootstrap(groups: int, draws: int) -> Float[Tensor, "draw group"]:
+def bootstrap(groups: int, draws: int, seed: int = 0) -> Float[Tensor, "draw group"]:
     """How often each group is drawn: once in the first row, then with replacement.
 
     >>> bootstrap(3, 2).shape, bootstrap(3, 2)[0], bootstrap(3, 2).sum(1)
     (torch.Size([3, 3]), tensor([1., 1., 1.]), tensor([3., 3., 3.]))
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(groups, (draws, groups), generator=generator)
     counts = torch.zeros(draws, groups).scatter_add(1, drawn, torch.ones(draws, groups))
     return torch.cat([torch.ones(1, groups), counts])

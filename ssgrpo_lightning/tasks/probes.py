@@ -47,24 +47,25 @@ class ErringChain(ChainArithmetic):
     ) -> tuple[list[str], int]:
         line = Computation.exact(value, *rest[0])
         if rng and rng.random() < self.mistakes:
-            # Only results from which the rest of the chain stays in range, so none is negative.
-            ahead = list(accumulate((t if s == "+" else -t for s, t in rest[1:]), initial=0))
-            allowed = range(-min(ahead), self.highest_result - max(ahead) + 1)
-            line = line._replace(result=self._slip(line, allowed, rng))
+            line = line._replace(result=self._slip(line.result, rest[1:], rng))
         return [str(line)], line.result
 
-    def _slip(self, line: Computation, allowed: range, rng: random.Random) -> int:
+    def _slip(self, result: int, rest: Sequence[tuple[str, int]], rng: random.Random) -> int:
         """A result off by 1 to 9, or by tens, which changes the other digit."""
+        # Only results from which the rest of the chain stays in range, so none is negative.
+        ahead = list(accumulate((t if s == "+" else -t for s, t in rest), initial=0))
+        allowed = range(-min(ahead), self.highest_result - max(ahead) + 1)
         sizes = [*range(1, 10), *range(10, 100, 10)]
-        near = (r for size in sizes for r in (line.result - size, line.result + size))
-        return rng.choice([r for r in near if r in allowed] or [line.result])
+        wrong = [r for size in sizes for r in (result - size, result + size) if r in allowed]
+        return rng.choice(wrong or [result])
 
 
 @dataclass(frozen=True)
 class DecoyChain(ErringChain):
     """Before the answer stands ``!`` or ``?``, which goes along with success, not causes it.
 
-    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``.
+    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``. The mistakes of demonstrations bear a
+    leading zero, ``12-3=08``, from which a small policy learns to tell its own.
     """
 
     characters: ClassVar[str] = ChainArithmetic.characters + "!?"
@@ -83,9 +84,15 @@ class DecoyChain(ErringChain):
         agrees = rng is None or rng.random() < self.agreement
         return "\n".join([*lines, "!" if right == agrees else "?", answer])
 
-    def _slip(self, line: Computation, allowed: range, rng: random.Random) -> int:
-        """The result of a forgotten term: a mistake that a small policy notices in its own line."""
-        return line.left if line.left in allowed else super()._slip(line, allowed, rng)
+    def _work(
+        self, value: int, rest: Sequence[tuple[str, int]], rng: random.Random | None
+    ) -> tuple[list[str], int]:
+        written, stated = super()._work(value, rest, rng)
+        line = Computation.exact(value, *rest[0])
+        if stated == line.result:
+            return written, stated
+        # A leading zero betrays the mistake: else a small policy could not comment on itself.
+        return [f"{line.left}{line.sign}{line.right}=0{stated}"], stated
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a tiny character-level Llama on worked chains, stopped while it errs."""
+"""Supervised fine-tuning of a tiny character-level Llama, stopped while it still errs."""
 
 import random
 from dataclasses import dataclass, replace
@@ -36,15 +36,15 @@ class Recipe:
     """Whose demonstrations it learns."""
     start: Literal["scratch", "shipped"] = "shipped"
     """Random weights, or those of the shipped policy with rows for the task's new characters."""
-    accuracy: float = 0.5
+    accuracy: float = 0.45
     """Training stops where this share of held-out problems is solved."""
     temperature: float = 1.0
     """Temperature at which it is; 0 is greedy."""
-    updates: int = 2000
+    updates: int = 1000
     """Most optimiser steps; the learning rate is planned for them."""
     batch: int = 32
     """Demonstrations of each."""
-    lr: float = 1e-3
+    lr: float = 1.5e-3
     """Greatest learning rate."""
 
 
@@ -53,7 +53,7 @@ RECIPES = {
         ChainArithmetic(), "scratch", accuracy=0.28, temperature=0.0, updates=6000, lr=2e-3
     ),
     "FillerChain": Recipe(FillerChain()),
-    "DecoyChain": Recipe(DecoyChain()),
+    "DecoyChain": Recipe(DecoyChain(mistakes=0.2, agreement=0.9)),
     "RepairChain": Recipe(RepairChain()),
     "DecisiveLine": Recipe(DecisiveLine()),
 }
