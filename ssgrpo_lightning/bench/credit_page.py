@@ -42,23 +42,24 @@ def page(tasks: Mapping[str, Row], lead: str) -> str:
         tasks: What `compare` found in each task, with a sentence `about` its groups.
         lead: How it was measured.
     """
-    sections = [_overview(tasks)] if len(tasks) > 1 else []
+    sections: list[Section] = []
+    if len(tasks) > 1:
+        see = "Correlation of credit with the exact advantage of steps in failures; 1 is exact."
+        sections.append(_overview(tasks, "corr_exact_failed", see))
+        see = "Share of failures whose most blamed step is the first unsound one."
+        sections.append(_overview(tasks, "first_error_top1", see))
     for name, found in tasks.items():
         sections += _task(name, found)
     return charts.page("Does step credit point at the step that mattered?", lead, sections)
 
 
-def _overview(tasks: Mapping[str, Row]) -> Section:
-    """Systems against tasks."""
-    systems = next(iter(tasks.values()))["systems"]
+def _overview(tasks: Mapping[str, Row], key: str, see: str) -> Section:
+    """One figure, systems against tasks."""
     rows = [
-        {"system": s, **{name: found["systems"][s][key] for name, found in tasks.items()}}
-        for key in ("corr_exact_failed",)
-        for s in systems
+        {"system": name, **{task: found["systems"][name][key] for task, found in tasks.items()}}
+        for name in next(iter(tasks.values()))["systems"]
     ]
-    best: dict[str, charts.Better] = dict.fromkeys(tasks, "high")
-    see = "Correlation of credit with the exact advantage of steps in failures; 1 is exact."
-    return "Overview", see, charts.table(rows, best)
+    return f"Overview: {COLUMNS[key]}", see, charts.table(rows, dict.fromkeys(tasks, "high"))
 
 
 def _task(name: str, found: Row) -> list[Section]:
@@ -73,7 +74,9 @@ def _task(name: str, found: Row) -> list[Section]:
         drawn = charts.bars(title, values, ends, reference, better=better, highlight=DEFAULT)
         return heading, see, drawn
 
+    see = f"{found['about']} Bold: best of the column, oracle included."
     sections = [
+        (f"{name}: all figures", see, charts.table(_rows(systems), BEST)),
         bars(
             "corr_exact_failed",
             "Does blame follow the exact advantage?",
@@ -113,19 +116,22 @@ def _task(name: str, found: Row) -> list[Section]:
             charts.calibration(f"{name}: soundness", found["reliability"]),
         ),
         _shortcuts(name, found),
-        (f"{name}: all figures", _explain(found), charts.table(_rows(systems), BEST)),
     ]
     return sections
 
 
 def _shortcuts(name: str, found: Row) -> Section:
     """Outcome AUC of the systems beside that of what sees but one thing."""
-    rows = {s: (row["outcome_auc"], row["outcome_auc_interval"]) for s, row in _known(found)}
-    rows |= {s: (row["auc"], row["auc_interval"]) for s, row in found["shortcuts"].items()}
+    rows = {
+        system: (row["outcome_auc"], row["outcome_auc_interval"])
+        for system, row in found["systems"].items()
+        if system != PLAIN
+    }
+    rows |= {short: (row["auc"], row["auc_interval"]) for short, row in found["shortcuts"].items()}
     drawn = charts.bars(
         f"{name}: outcome AUC within groups",
-        {s: value for s, (value, _) in rows.items()},
-        {s: tuple(pair) for s, (_, pair) in rows.items() if pair},
+        {system: value for system, (value, _) in rows.items()},
+        {system: tuple(pair) for system, (_, pair) in rows.items() if pair},
         0.5,
         highlight=DEFAULT,
     )
@@ -133,13 +139,10 @@ def _shortcuts(name: str, found: Row) -> Section:
     return "Is success told from failure by more than a shortcut?", see, drawn
 
 
-def _known(found: Row) -> list[tuple[str, Row]]:
-    return [(s, row) for s, row in found["systems"].items() if s != PLAIN]
-
-
-def _explain(found: Row) -> str:
-    return f"{found['about']} Bold: best of the column, oracle included. Below: 95 % intervals."
-
-
 def _rows(systems: Mapping[str, Row]) -> list[dict[str, object]]:
-    return [{"system": s, **{c: row[k] for k, c in COLUMNS.items()}} for s, row in systems.items()]
+    # Four digits after the point: an oracle's error of 7e-6 is none.
+    return [
+        {"system": name}
+        | {c: None if row[k] is None else round(row[k], 4) for k, c in COLUMNS.items()}
+        for name, row in systems.items()
+    ]
