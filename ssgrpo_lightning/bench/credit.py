@@ -18,6 +18,7 @@ from ssgrpo_lightning.bench import figures
 from ssgrpo_lightning.bench.command import arguments, finish
 from ssgrpo_lightning.bench.credit_page import CALIBRATED, COLUMNS, DEFAULT, PLAIN, page
 from ssgrpo_lightning.bench.measure import (
+    DRAWS,
     GROUP,
     Setting,
     describe,
@@ -150,7 +151,7 @@ def compare(setting: Setting, task: ChainArithmetic, seeds: int = 1) -> dict[str
     }
 
 
-def idle_ratio(name: str, policies: Path, shape: tuple[int, int, int]) -> float | None:
+def idle_ratio(name: str, policies: Path) -> float | None:
     """Credit of the default on idle lines, from a policy that is there already; None without."""
     folder = policies / name
     if not (folder / "model.safetensors").is_file():
@@ -158,7 +159,7 @@ def idle_ratio(name: str, policies: Path, shape: tuple[int, int, int]) -> float 
         print(f"  python -m ssgrpo_lightning.tiny_policy --probes {policies}")
         return None
     task = RECIPES[name].task
-    setting = prepare(task, load_or_build(name, folder), *shape[:2], 0)
+    setting = prepare(task, load_or_build(name, folder), 128, 96, 0)
     one = run(systems(task)[DEFAULT], setting, 0)
     print(f"{name}: {describe(setting, task)}")
     return float(measure(setting, one.scores, one.credit)["idle_credit_ratio"][0])
@@ -190,7 +191,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="HTML page of plots to write")
     options = parser.parse_args()
 
-    shape = (128, 96, 8) if options.quick else (256, 256, 32)
+    train, n = (128, 8) if options.quick else (256, 32)
     seeds = options.seeds or (1 if options.quick else 3)
     names = [options.task] if options.task else [SHIPPED] if options.quick else list(RECIPES)
     found: dict[str, Any] = {}
@@ -200,7 +201,9 @@ def main() -> None:
             policy = Pretrained(options.policy or TINY_POLICY).load()
         else:
             policy = load_or_build(name, options.policies / name)
-        setting = prepare(task, policy, *shape)
+        # The variants with fewer groups, so that all of them take less than half an hour.
+        test = 96 if options.quick else 256 if name == SHIPPED else 128
+        setting = prepare(task, policy, train, test, n)
         found[name] = {"about": describe(setting, task), **compare(setting, task, seeds)}
         print(f"\n{name}, {options.operations} operations. {found[name]['about']}")
         print_table(found[name])
@@ -210,18 +213,18 @@ def main() -> None:
         default[key] = (
             found[name]["systems"][DEFAULT]["idle_credit_ratio"]
             if name in found
-            else idle_ratio(name, options.policies, shape)
+            else idle_ratio(name, options.policies)
         )
-    lead = f"{shape[1]} groups of {GROUP} a task, not trained on; exact advantages from {shape[2]} "
-    lead += f"re-rollouts of every prefix; {seeds} seeds; 95 % intervals over groups."
+    lead = f"Groups of {GROUP} rollouts, not trained on; estimators from {train} others, {seeds} "
+    lead += f"seed{'s' * (seeds > 1)}; exact advantages from {n} re-rollouts of every prefix; "
+    lead += f"whiskers are 95 % intervals over groups, drawn {DRAWS} times."
     if options.page is not None:
         options.page.write_text(page(found, lead))
     result = {
         "default": default,
         "tasks": found,
         "operations": options.operations,
-        "groups": shape[1],
-        "re-rollouts": shape[2],
+        "re-rollouts": n,
         "seeds": seeds,
         "corr_exact_failed": default["corr_exact_failed"],
     }

@@ -34,7 +34,15 @@ class Setting:
 
 
 def prepare(task: ChainArithmetic, policy: Policy, train: int, test: int, n: int) -> Setting:
-    """Sample groups to learn from and groups to measure on, and find out their truth."""
+    """Sample groups to learn from and groups to measure on, and find out their truth.
+
+    Args:
+        task: Where problems and the truth of steps come from.
+        policy: Samples the rollouts.
+        train: Groups to learn from.
+        test: Groups to measure on.
+        n: Re-rollouts of every prefix; with 0 the exact advantages are left at 0.
+    """
     problems = task.problems("train")
     sampling = Sampling(96)
 
@@ -42,13 +50,17 @@ def prepare(task: ChainArithmetic, policy: Policy, train: int, test: int, n: int
         return collect(policy, TransformersEngine(), JUDGE, part, GROUP, sampling, 0, 0)
 
     held_out = groups(problems[train : train + test])
+    truth = audit.step_labels(held_out, policy, task.step_truth)
+    exact = (
+        audit.exact_gains(policy, held_out, JUDGE, sampling, n) if n else torch.zeros(truth.shape)
+    )
     return Setting(
         policy,
         groups(problems[:train]),
         held_out,
-        audit.step_labels(held_out, policy, task.step_truth),
+        truth,
         audit.step_labels(held_out, policy, task.relevant),
-        audit.exact_gains(policy, held_out, JUDGE, sampling, n),
+        exact,
     )
 
 
@@ -158,7 +170,8 @@ def describe(setting: Setting, task: ChainArithmetic) -> str:
     """What the held-out groups are like."""
     test = setting.test
     mixed = float(mixed_groups(test.rewards, test.group).float().mean())
-    text = f"Mean reward {float(test.rewards.mean()):.2f}, {mixed:.0%} of groups mixed."
+    text = f"{len(test) // GROUP} groups, {mixed:.0%} of them mixed, mean reward "
+    text += f"{float(test.rewards.mean()):.2f}."
     won = test.rewards > 0
     for line in task.idle:
         holds = torch.tensor([line in text.split("\n") for text in test.texts]).float()
