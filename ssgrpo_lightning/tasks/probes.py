@@ -81,7 +81,8 @@ class CarelessChain(ErringChain):
 class DecoyChain(ErringChain):
     """Before the answer stands ``!`` or ``?``, which goes along with success, not causes it.
 
-    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``.
+    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``. The mistakes of demonstrations bear a
+    leading zero, ``12-3=08``, from which a small policy learns to tell its own.
     """
 
     characters: ClassVar[str] = ChainArithmetic.characters + "!?"
@@ -99,6 +100,16 @@ class DecoyChain(ErringChain):
         right = answer == f"#{problem.answer}"
         agrees = rng is None or rng.random() < self.agreement
         return "\n".join([*lines, "!" if right == agrees else "?", answer])
+
+    def _work(
+        self, value: int, rest: Sequence[tuple[str, int]], rng: random.Random | None
+    ) -> tuple[list[str], int]:
+        written, stated = super()._work(value, rest, rng)
+        line = Computation.exact(value, *rest[0])
+        if stated == line.result:
+            return written, stated
+        # A leading zero betrays the mistake: else a small policy could not comment on itself.
+        return [f"{line.left}{line.sign}{line.right}=0{stated}"], stated
 
 
 @dataclass(frozen=True)
