@@ -2,12 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 Z = 1.959964  # of a 95 % interval
-DRAWS = 2000
+DRAWS = 1000
 
 
 class Estimate(NamedTuple):
@@ -89,15 +90,15 @@ def crossing(xs: Sequence[float], ys: Sequence[float], level: float) -> float:
     return math.inf
 
 
-def resamples(sizes: Sequence[int], draws: int = DRAWS, seed: int = 0) -> Iterator[list[list[int]]]:
+@cache
+def resamples(sizes: tuple[int, ...], draws: int = DRAWS) -> list[list[list[int]]]:
     """Bootstrap draws within strata: indices into each of them.
 
     A draw has one index fewer than its stratum, which makes the variance of its mean that of the
     sample's mean even for few seeds (Rao and Wu, 1988). A stratum of one is drawn as it is.
     """
-    rng = random.Random(seed)
-    for _ in range(draws):
-        yield [rng.choices(range(n), k=max(1, n - 1)) for n in sizes]
+    rng = random.Random(0)
+    return [[rng.choices(range(n), k=max(1, n - 1)) for n in sizes] for _ in range(draws)]
 
 
 def bootstrap(
@@ -111,7 +112,7 @@ def bootstrap(
         return None
     found = [
         statistic([[stratum[i] for i in rows] for stratum, rows in zip(strata, draw, strict=True)])
-        for draw in resamples([len(stratum) for stratum in strata])
+        for draw in resamples(tuple(map(len, strata)))
     ]
     found = sorted(value for value in found if not math.isnan(value))
     if not found:
@@ -141,10 +142,9 @@ def estimate(strata: Sequence[Sequence[float]]) -> Estimate | None:
     found = bootstrap(strata, pooled)
     if found is None:
         return Estimate(mean, pairs=pairs)
-    squares = [standard_error(stratum) ** 2 for stratum in strata]
     wider = student(pairs - len(strata)) / Z
     interval = (mean + (found[0] - mean) * wider, mean + (found[1] - mean) * wider)
-    return Estimate(mean, math.sqrt(sum(squares)) / len(strata), interval, pairs)
+    return Estimate(mean, pooled_error(strata), interval, pairs)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -155,6 +155,13 @@ def standard_error(values: Sequence[float]) -> float:
     """
     mean, n = sum(values) / len(values), len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+
+
+def pooled_error(strata: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of `pooled`; None where a stratum has one member."""
+    if not strata or min(map(len, strata)) < 2:
+        return None
+    return math.hypot(*map(standard_error, strata)) / len(strata)
 
 
 def student(freedom: int) -> float:

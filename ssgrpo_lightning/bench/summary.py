@@ -16,10 +16,12 @@ from ssgrpo_lightning.bench.statistics import (
     estimate,
     final_accuracy,
     pooled,
+    pooled_error,
     usable_range,
 )
 
 Result = dict[str, Any]
+Point = tuple[float, float, float, float]  # x, mean, low, high
 AXES = ("rollouts", "tokens", "seconds")
 
 
@@ -209,11 +211,11 @@ def _figures(strata: Sequence[Sequence[Result]]) -> dict[str, Any]:
     """What the table of methods shows."""
     names = ("training_seconds", "seconds_per_update", "calls_per_rollout")
     names += ("pass_at_8", "sampled_entropy")
-    accuracy = estimate([[final(result) for result in stratum] for stratum in strata])
+    accuracy = [[final(result) for result in stratum] for stratum in strata]
     return {
         "runs": sum(map(len, strata)),
-        "final_accuracy": accuracy and accuracy.mean,
-        "final_accuracy_error": accuracy and accuracy.error,
+        "final_accuracy": pooled(accuracy) if strata else None,
+        "final_accuracy_error": pooled_error(accuracy),
         **{
             name: pooled([[r[name] for r in stratum] for stratum in strata]) if strata else None
             for name in names
@@ -231,7 +233,7 @@ def _setting(outcome: Outcome, arms: Sequence[Arm]) -> dict[str, Any]:
             "rate": outcome.rates.get(arm.name),
             **_figures([runs] if runs else []),
             "gain_over_grpo": _written(gain([outcome.final], arm.name, GRPO)),
-            "curves": {axis: curve(runs, axis) for axis in AXES} if runs else None,
+            "curves": curves(runs) if runs else None,
             "curve_over_grpo": curve_over(outcome.final, arm.name, GRPO),
             "search": {f"{rate:g}": value for rate, value in means.items()},
             "usable_lr_range": usable_range(means) if means else None,
@@ -269,15 +271,16 @@ def _noise(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def curve(runs: Sequence[Result], axis: str) -> list[tuple[float, float, float, float]]:
-    """Mean accuracy of runs with its interval at each evaluation: (x, mean, low, high)."""
-    xs = [sum(xs) / len(xs) for xs in zip(*([p[axis] for p in run["curve"]] for run in runs))]
-    return [(x, *point) for x, point in zip(xs, band([accuracies(run) for run in runs]))]
+def curves(runs: Sequence[Result]) -> dict[str, list[Point]]:
+    """Mean accuracy of runs with its interval at each evaluation, by the mean of each axis."""
+    points, found = band([accuracies(run) for run in runs]), {}
+    for axis in AXES:
+        at = zip(*([point[axis] for point in run["curve"]] for run in runs), strict=True)
+        found[axis] = [(sum(xs) / len(xs), *point) for xs, point in zip(at, points, strict=True)]
+    return found
 
 
-def curve_over(
-    table: dict[str, dict[int, Result]], first: str, second: str
-) -> list[tuple[float, float, float, float]] | None:
+def curve_over(table: dict[str, dict[int, Result]], first: str, second: str) -> list[Point] | None:
     """Difference in accuracy of two arms, paired by seed, at each evaluation, by rollouts."""
     found = pairs([table], first, second)
     if not found or first == second:
