@@ -176,15 +176,15 @@ def sentence(other: str, difference: Estimate | None) -> str:
     name = VERDICTS[other]
     if difference is None:
         return f"SS-GRPO against {name}: not run."
-    size = f"{abs(difference.mean):.3f}"
     if difference.interval is None:
         return f"SS-GRPO against {name}: no difference that can be told from one seed."
     low, high = difference.interval
-    known = f"{difference.mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
-    known += f", {difference.pairs} pairs of runs"
+    known = f"95 % interval {low:+.3f} to {high:+.3f}, {difference.pairs} pairs of runs"
     if difference.sign == 0:
-        return f"SS-GRPO against {name}: no difference that can be told ({known})."
+        mean = f"{difference.mean:+.3f}"
+        return f"SS-GRPO against {name}: no difference that can be told ({mean}, {known})."
     verb = "beats" if difference.sign > 0 else "loses to"
+    size = f"{abs(difference.mean):.3f}"
     return f"SS-GRPO {verb} {name} by {size} in final accuracy ({known})."
 
 
@@ -281,9 +281,12 @@ def curves(runs: Sequence[Result]) -> dict[str, list[Point]]:
 
 
 def curve_over(table: dict[str, dict[int, Result]], first: str, second: str) -> list[Point] | None:
-    """Difference in accuracy of two arms, paired by seed, at each evaluation, by rollouts."""
+    """Difference in accuracy of two arms, paired by seed, at each evaluation, by rollouts.
+
+    That of GRPO to itself is 0, and drawn, so that an arm has one colour in all charts.
+    """
     found = pairs([table], first, second)
-    if not found or first == second:
+    if not found:
         return None
     differences = [
         [x - y for x, y in zip(accuracies(a), accuracies(b), strict=True)] for a, b in found[0]

@@ -42,7 +42,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _verdict(sentences: Sequence[str]) -> Section:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    items = "".join(f"<li>{escape(s)}</li>" for s in sentences).replace(" -", " \u2212")
     how = "Differences in final accuracy, paired by seed; a verdict needs an interval without 0."
     return "Verdict", how, f"<ul>{items}</ul>"
 
@@ -58,9 +58,13 @@ def _gains(arms: Mapping[str, Any]) -> list[Section]:
             "Gain over plain GRPO",
             "Final accuracy above that of GRPO, paired by seed, with 95 % intervals.",
             charts.bars(
-                "gain in final accuracy",
-                {label: gain["mean"] for label, gain in known.items()},
-                {label: tuple(g["interval"]) for label, g in known.items() if g["interval"]},
+                "gain in final accuracy, in points of 100",
+                {label: 100 * gain["mean"] for label, gain in known.items()},
+                {
+                    label: (100 * gain["interval"][0], 100 * gain["interval"][1])
+                    for label, gain in known.items()
+                    if gain["interval"]
+                },
                 highlight=arms[OURS]["label"] if arms.get(OURS, {}).get("label") in known else None,
             ),
         )
@@ -144,13 +148,10 @@ def _curves(name: str, setting: Mapping[str, Any]) -> list[Section]:
         (f"{name}: accuracy by {axis}", see, chart(main, axis, label))
         for axis, label in labels.items()
     ]
-    over = {
-        arms[n]["label"]: [tuple(p) for p in arms[n]["curve_over_grpo"]]
-        for n in main
-        if arms[n]["curve_over_grpo"]
-    }
-    if over:
-        chart_over = charts.curves("accuracy above GRPO", over, "rollouts", "difference")
+    over = {n: arms[n]["curve_over_grpo"] for n in main if arms[n]["curve_over_grpo"]}
+    if len(over) > 1:
+        lines = {arms[n]["label"]: [tuple(p) for p in points] for n, points in over.items()}
+        chart_over = charts.curves("accuracy above GRPO", lines, "rollouts", "difference")
         sections.append((f"{name}: difference to GRPO", "Paired by seed.", chart_over))
     for start in range(0, len(others), step):
         part = [n for n in main if n == GRPO] + others[start : start + step]
