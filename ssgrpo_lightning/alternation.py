@@ -26,6 +26,7 @@ from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import (
+    Judge,
     Resampler,
     collect,
     micro_batches,
@@ -122,13 +123,22 @@ class SSGRPO(L.LightningModule):
             "metrics": metrics,
         }
 
-    def collect(self, problems: Sequence[Problem], group_size: int, sampling: Sampling) -> Rollouts:
-        """Sample groups from the policy as it is now, verify them and cut them into steps."""
+    def collect(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        judge: Judge | None = None,
+    ) -> Rollouts:
+        """Sample groups from the policy as it is now, verify them and cut them into steps.
+
+        The judge is that of training unless another is given.
+        """
         assert self.policy.policy is not None
         return collect(
             self.policy.policy,
             self.engine,
-            self.datamodule.judge,
+            judge or self.datamodule.judge,
             problems,
             group_size,
             sampling,
@@ -213,9 +223,14 @@ class SSGRPO(L.LightningModule):
 
     # --- evaluation ----------------------------------------------------------------------------
 
+    def evaluate(self, problems: Sequence[Problem]) -> Rollouts:
+        """One completion of every problem, drawn and judged as in validation and test."""
+        judge = self.datamodule.evaluation_judge
+        return self.collect(problems, 1, self.policy.evaluation, judge)
+
     def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
         """One completion of every held-out problem."""
-        rollouts = self.collect(problems, 1, self.policy.evaluation)
+        rollouts = self.evaluate(problems)
         self.accuracy.update(rollouts.rewards)
         size = len(rollouts)
         self.log("val/reward", rollouts.rewards.nan_to_num().mean(), batch_size=size)
@@ -229,7 +244,7 @@ class SSGRPO(L.LightningModule):
 
     def test_step(self, problems: list[Problem], batch_idx: int) -> None:
         """One completion of every test problem."""
-        self.accuracy.update(self.collect(problems, 1, self.policy.evaluation).rewards)
+        self.accuracy.update(self.evaluate(problems).rewards)
 
     def on_test_epoch_end(self) -> None:
         result = self.accuracy.compute()

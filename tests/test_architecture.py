@@ -23,8 +23,9 @@ LAYERS = [
     {"reporting"},
     {"alternation", "tiny_policy"},
     {"report"},
-    {"callbacks", "bench"},
+    {"callbacks"},
     {"cli"},
+    {"bench"},
 ]
 DOORS = {
     "transformers": {"policy", "engines", "tiny_policy"},
