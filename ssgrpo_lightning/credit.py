@@ -20,6 +20,7 @@ from ssgrpo_lightning.functional import (
     gated,
     group_advantages,
     mean_one,
+    process_advantages,
     sign_aware,
     step_lengths,
     value_gains,
@@ -63,6 +64,8 @@ class CreditRule(ABC):
     """Whether the rule looks at the estimator; if not, the estimator neither runs nor costs."""
     gate: ClassVar[float] = 0.0
     """Share of the rule's weighting that acts; 0 for rules that do not weight."""
+    follows_outcome: ClassVar[bool] = True
+    """Whether no step's advantage has the opposite sign of its rollout's outcome advantage."""
 
     @abstractmethod
     def __call__(self, scores: StepScores) -> PerStep:
@@ -81,6 +84,40 @@ class Broadcast(CreditRule):
 
     def __call__(self, scores: StepScores) -> PerStep:
         return scores.advantages[:, None].expand(scores.values.shape)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)
+
+
+@dataclass(frozen=True)
+class ProcessAdvantage(CreditRule):
+    """Process supervision: the score of a step is its reward, normalised over the group's steps.
+
+    A step's advantage is the sum of the normalised rewards of its own and all later steps; the
+    outcome does not enter, except that rollouts without a verdict get 0 and leave the statistics.
+    DeepSeekMath (2402.03300) section 4.1.3.
+
+    The normalised rewards of a group sum to 0, so steps as such earn nothing. Yet the rule is not
+    blind to how a text is cut: a rollout whose steps are better than the group's mean gains by
+    cutting itself into more of them, and one whose steps are worse loses.
+    """
+
+    follows_outcome: ClassVar[bool] = False
+
+    outcome: float = 0.0
+    """Weight of the outcome advantage that is added to every step; 0 is the paper's rule."""
+
+    def __post_init__(self) -> None:
+        if self.outcome < 0:
+            raise ValueError(
+                f"ProcessAdvantage.outcome is {self.outcome}, must be at least 0: 0 leaves the "
+                "outcome out, 1 adds the advantage of plain GRPO"
+            )
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        counted = scores.mask & ~scores.rewards.isnan()[:, None]
+        process = process_advantages(scores.scores, counted, scores.group)
+        return process + self.outcome * scores.advantages[:, None]
 
     def weights(self, scores: StepScores) -> PerStep:
         return torch.ones_like(scores.values)

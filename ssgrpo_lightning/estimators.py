@@ -5,6 +5,7 @@ One abstract class, then its members.
 
 import math
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +18,21 @@ from ssgrpo_lightning.functional import (
     step_fingerprints,
     step_lengths,
 )
+from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Rollouts
+
+if TYPE_CHECKING:
+    from ssgrpo_lightning.rollouts import Resampler
 
 
 class Estimator(nn.Module, ABC):
     """A step-value estimator; what its logits mean is the objective's business."""
+
+    calls: int = 0
+    """Judgements of steps asked for so far, from a process reward model or a checker."""
+
+    def bind(self, policy: Policy, resample: "Resampler") -> None:
+        """Called once the policy has loaded, before the first rollouts are scored; most need neither."""
 
     @abstractmethod
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:

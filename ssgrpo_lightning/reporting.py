@@ -27,6 +27,9 @@ def update_row(
 ) -> dict[str, float]:
     """All metrics of one update; one stands in the row only if this update measured it."""
     sums = rollout_sums(rollouts) | credit_sums(rollouts, scores, weights, step_advantages)
+    if module.estimator is not None:
+        calls = module.estimator.last_calls
+        sums["estimator/calls_per_rollout"] = torch.tensor([calls, len(rollouts)]).float().unbind()
     row = {}
     for name, pair in sums.items():
         total, count = global_sum(module, torch.stack([x.to(module.device) for x in pair])).tolist()

@@ -15,7 +15,7 @@ LAYERS = [
     {"records", "functional"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
     {"engines", "estimators", "objectives"},
-    {"credit", "rollouts", "baselines"},
+    {"credit", "rollouts", "baselines", "process_rewards"},
     {"data", "policy_module"},
     {"estimator_module"},
     {"parallel"},
@@ -23,10 +23,10 @@ LAYERS = [
     {"alternation", "tiny_policy"},
     {"report"},
     {"callbacks", "bench"},
-    {"cli"},
+    {"cli", "tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"policy", "engines", "tiny_policy"},
+    "transformers": {"policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",

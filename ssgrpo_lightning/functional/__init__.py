@@ -21,6 +21,7 @@ from ssgrpo_lightning.functional.credit import (
     gain_weights,
     gated,
     mean_one,
+    process_advantages,
     sign_aware,
     value_gains,
     window_mean,
@@ -34,6 +35,7 @@ from ssgrpo_lightning.functional.outcomes import (
 )
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
+    lay_out_steps,
     pool_steps,
     prefix_fingerprints,
     spread_steps,
@@ -58,6 +60,7 @@ __all__ = [
     "group_std",
     "group_sum",
     "kl_k3",
+    "lay_out_steps",
     "mean_one",
     "mean_steps",
     "mixed_groups",
@@ -68,6 +71,7 @@ __all__ = [
     "pool_steps",
     "prefix_fingerprints",
     "prefix_loss",
+    "process_advantages",
     "relative_rewards",
     "sign_aware",
     "spread_steps",
