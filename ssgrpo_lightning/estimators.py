@@ -5,7 +5,7 @@ One abstract class, then its members.
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,19 +20,27 @@ from ssgrpo_lightning.functional import (
 )
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Rollouts
-
-if TYPE_CHECKING:
-    from ssgrpo_lightning.rollouts import Resampler
+from ssgrpo_lightning.rollouts import Resampler
 
 
 class Estimator(nn.Module, ABC):
     """A step-value estimator; what its logits mean is the objective's business."""
 
+    sees_outcome: ClassVar[bool] = False
+    """Whether the reward of a rollout enters the logits of its own steps."""
     calls: int = 0
-    """Judgements of steps asked for so far, from a process reward model or a checker."""
+    """What has been bought so far: re-rollouts, or steps checked; 0 for those that ask nobody."""
 
-    def bind(self, policy: Policy, resample: "Resampler") -> None:
-        """Called once the policy has loaded, before the first rollouts are scored; most need neither."""
+    def bind(self, policy: Policy, resample: Resampler) -> None:
+        """Called once the policy has loaded, before the first rollouts are scored.
+
+        Most need neither. The policy must not become a submodule here: it has an optimiser and a
+        place in the checkpoint of its own.
+
+        Args:
+            policy: The policy that samples the rollouts, as it is at any time.
+            resample: Continues completions from prefixes as the run samples them.
+        """
 
     @abstractmethod
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:

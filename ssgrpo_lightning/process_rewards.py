@@ -7,7 +7,7 @@ with the objective `PublishedMSE`, which reads a score as it stands, or with `No
 
 from abc import abstractmethod
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,9 +19,7 @@ from ssgrpo_lightning.estimators import Estimator
 from ssgrpo_lightning.functional import lay_out_steps, step_lengths
 from ssgrpo_lightning.policy import Codec, Policy, Pretrained
 from ssgrpo_lightning.records import Rollouts
-
-if TYPE_CHECKING:
-    from ssgrpo_lightning.rollouts import Resampler
+from ssgrpo_lightning.rollouts import Resampler
 
 Tokens = Int[Tensor, "row position"]
 Real = Bool[Tensor, "row position"]
@@ -69,7 +67,6 @@ class ProcessRewardModel(Estimator):
                 "model with `python -m ssgrpo_lightning.tiny_prm`"
             ) from error
         self.codec = Codec(tokenizer)
-        self.calls = 0
         # Kept from nn.Module: a frozen model has no place in checkpoints and optimisers.
         self._loaded: tuple[nn.Module, ...] = ()
         self._foreign: tuple[Codec, ...] = ()
@@ -78,18 +75,18 @@ class ProcessRewardModel(Estimator):
     def model(self) -> Any:
         """The frozen model."""
         if not self._loaded:
-            self._loaded = (self.load().eval().requires_grad_(False),)
+            self._loaded = (self.pretrained_model().eval().requires_grad_(False),)
         return self._loaded[0]
 
     @abstractmethod
-    def load(self) -> nn.Module:
+    def pretrained_model(self) -> nn.Module:
         """Load the weights."""
 
     @abstractmethod
     def read(self, tokens: Tokens, real: Real, ends: Ends) -> Float[Tensor, "row step"]:
         """Logit of soundness at the given positions of rows that are padded on the right."""
 
-    def bind(self, policy: Policy, resample: "Resampler | None") -> None:
+    def bind(self, policy: Policy, resample: Resampler) -> None:
         """Load the weights, and find out whether the policy's token ids can be read as they are."""
         theirs, ours = (c.tokenizer.get_vocab() for c in (policy.codec, self.codec))
         self._foreign = () if theirs.items() <= ours.items() else (policy.codec,)
@@ -132,10 +129,11 @@ class ProcessRewardModel(Estimator):
             sizes = torch.tensor([len(part) for part in parts])
             steps.append(torch.arange(-1, len(own)).repeat_interleave(sizes))
         lengths = torch.tensor([len(row) for row in tokens])
-        padded = (pad_sequence(rows, batch_first=True) for rows in (tokens, steps))
-        laid = *padded, torch.arange(int(lengths.max())) < lengths[:, None]
-        token, step, attended = (x.to(rollouts.tokens.device) for x in laid)
-        return token, attended, step
+        token = pad_sequence(tokens, batch_first=True)
+        step = pad_sequence(steps, batch_first=True, padding_value=-1)
+        attended = torch.arange(token.shape[1]) < lengths[:, None]
+        device = rollouts.tokens.device
+        return token.to(device), attended.to(device), step.to(device)
 
 
 class TokenClassifierPRM(ProcessRewardModel):
@@ -162,7 +160,7 @@ class TokenClassifierPRM(ProcessRewardModel):
         super().__init__(name, micro_batch, dtype)
         self.label = label
 
-    def load(self) -> nn.Module:
+    def pretrained_model(self) -> nn.Module:
         model, found = self.pretrained.weights(
             AutoModelForTokenClassification, output_loading_info=True
         )
@@ -176,7 +174,7 @@ class TokenClassifierPRM(ProcessRewardModel):
         if not 0 <= self.label < labels or labels < 2:
             raise ValueError(
                 f"TokenClassifierPRM.label is {self.label}, but {self.name} tells {labels} classes "
-                f"apart, must be in [0, {labels - 1}] of at least 2: see id2label in its config.json"
+                f"apart, must be in [0, {labels - 1}] of at least 2: see id2label in its config"
             )
         model.config.use_cache = False
         return model
@@ -225,7 +223,7 @@ class SeparatorPRM(ProcessRewardModel):
         self.separator_id = vocabulary[separator]
         self.answer_ids = [vocabulary[good], vocabulary[bad]]
 
-    def load(self) -> nn.Module:
+    def pretrained_model(self) -> nn.Module:
         return Policy(self.pretrained.weights(), self.codec)
 
     def read(self, tokens: Tokens, real: Real, ends: Ends) -> Float[Tensor, "row step"]:

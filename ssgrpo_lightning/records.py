@@ -166,6 +166,7 @@ class StepScores:
         baseline: Mean reward of each rollout's group, kept off 0 and 1 by half a rollout.
         advantages: Group advantage of each rollout; 0 without a verdict.
         group: Group of each rollout.
+        policy_step: Number of policy updates made before; what rules that draw are seeded with.
     """
 
     scores: Float[Tensor, "rollout step"]
@@ -176,3 +177,4 @@ class StepScores:
     baseline: Float[Tensor, " rollout"]
     advantages: Float[Tensor, " rollout"]
     group: Int[Tensor, " rollout"]
+    policy_step: int = 0

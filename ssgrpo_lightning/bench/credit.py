@@ -30,7 +30,7 @@ from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
 from ssgrpo_lightning.functional import mixed_groups
-from ssgrpo_lightning.metrics import last_value, ranking_accuracy
+from ssgrpo_lightning.metrics import first_error, last_value, ranking_accuracy
 from ssgrpo_lightning.objectives import NoisyAnd, Objective, PublishedMSE
 from ssgrpo_lightning.policy import TINY_POLICY, Policy, Pretrained
 from ssgrpo_lightning.records import Problem, Rollouts, StepScores
@@ -121,7 +121,7 @@ def measure(setting: Setting, scores: StepScores, credit: Tensor) -> dict[str, A
     test, mask = setting.test, scores.mask
     failed = mixed_groups(test.rewards, test.group) & (test.rewards == 0)
     seen = mask & failed[:, None]
-    first = audit.first_error(setting.truth, mask)
+    first = first_error(setting.truth, mask)
     wrong = failed & (first >= 0)
     tokens = audit.tokens_per_step(test)
     blame = torch.where(mask, (-credit).clamp(min=0), 0.0)

@@ -8,6 +8,7 @@ s_<=t; value V_t, weight w_t, estimator logit z_t.
 from ssgrpo_lightning.functional.advantages import (
     clipped_baseline,
     group_advantages,
+    group_deviation,
     group_mean,
     group_std,
     group_sum,
@@ -23,6 +24,7 @@ from ssgrpo_lightning.functional.credit import (
     mean_one,
     process_advantages,
     sign_aware,
+    step_advantages,
     value_gains,
     window_mean,
 )
@@ -32,6 +34,11 @@ from ssgrpo_lightning.functional.outcomes import (
     outcome_loss,
     pairwise_loss,
     prefix_loss,
+)
+from ssgrpo_lightning.functional.shuffles import (
+    counted_generator,
+    shuffled_across,
+    shuffled_within,
 )
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
@@ -50,11 +57,13 @@ from ssgrpo_lightning.functional.surrogates import (
 __all__ = [
     "clipped_baseline",
     "clipped_surrogate",
+    "counted_generator",
     "evidence_logit",
     "fall_shares",
     "gain_weights",
     "gated",
     "group_advantages",
+    "group_deviation",
     "group_evidence",
     "group_mean",
     "group_std",
@@ -73,8 +82,11 @@ __all__ = [
     "prefix_loss",
     "process_advantages",
     "relative_rewards",
+    "shuffled_across",
+    "shuffled_within",
     "sign_aware",
     "spread_steps",
+    "step_advantages",
     "step_fingerprints",
     "step_lengths",
     "value_gains",
