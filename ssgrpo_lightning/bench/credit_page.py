@@ -142,7 +142,9 @@ def _shortcuts(name: str, found: Row) -> Section:
 def _rows(systems: Mapping[str, Row]) -> list[dict[str, object]]:
     # Four digits after the point: an oracle's error of 7e-6 is none.
     return [
-        {"system": name}
-        | {c: None if row[k] is None else round(row[k], 4) for k, c in COLUMNS.items()}
+        {
+            "system": name,
+            **{c: None if row[k] is None else round(row[k], 4) for k, c in COLUMNS.items()},
+        }
         for name, row in systems.items()
     ]

@@ -10,7 +10,7 @@ from ssgrpo_lightning.bench import audit, figures
 from ssgrpo_lightning.bench.credit_page import PLAIN
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.functional import mixed_groups, others_mean
-from ssgrpo_lightning.metrics import last_value
+from ssgrpo_lightning.metrics import first_error, last_value
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Problem, Rollouts, StepScores
 from ssgrpo_lightning.rollouts import Judge, collect
@@ -75,7 +75,7 @@ def measure(setting: Setting, scores: StepScores, credit: Tensor) -> dict[str, T
     mixed = mixed_groups(test.rewards, test.group)
     failed = mixed & (test.rewards == 0)
     seen, known = mask & failed[:, None], mask & mixed[:, None]
-    first = audit.first_error(setting.truth, mask)
+    first = first_error(setting.truth, mask)
     wrong = failed & (first >= 0)
     tokens = audit.tokens_per_step(test)
     share = audit.blame_shares(credit, tokens)

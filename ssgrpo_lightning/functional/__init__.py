@@ -22,6 +22,7 @@ from ssgrpo_lightning.functional.credit import (
     gain_weights,
     gated,
     mean_one,
+    process_advantages,
     sign_aware,
     step_advantages,
     survival_gains,
@@ -43,6 +44,7 @@ from ssgrpo_lightning.functional.shuffles import (
 )
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
+    lay_out_steps,
     pool_steps,
     prefix_fingerprints,
     spread_steps,
@@ -69,6 +71,7 @@ __all__ = [
     "group_std",
     "group_sum",
     "kl_k3",
+    "lay_out_steps",
     "mean_one",
     "mean_steps",
     "mixed_groups",
@@ -79,6 +82,7 @@ __all__ = [
     "pool_steps",
     "prefix_fingerprints",
     "prefix_loss",
+    "process_advantages",
     "relative_rewards",
     "shuffled_across",
     "shuffled_within",

@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ssgrpo_lightning.functional.shapes import PerRollout, PerStep, StepMask
+from ssgrpo_lightning.functional.advantages import group_advantages
+from ssgrpo_lightning.functional.shapes import Groups, PerRollout, PerStep, StepMask
 
 
 def mean_one(weights: PerStep, lengths: Int[Tensor, "rollout step"]) -> PerStep:
@@ -172,3 +173,25 @@ def evidence_logit(confidence: PerStep, won: PerStep, lost: PerStep, doubt: Tens
     """
     odds = confidence.clamp(max=20).exp()
     return ((odds * (won + lost + doubt) + won) / (lost + doubt)).log()
+
+
+def process_advantages(rewards: PerStep, mask: StepMask, group: Groups) -> PerStep:
+    """Normalised rewards of a step and of all later ones, ``A_t = sum_{u>=t} (r_u - m) / s``.
+
+    Mean m and deviation s are those of all steps of the group (`group_advantages` over steps);
+    groups whose steps are all rewarded alike get 0. Source: DeepSeekMath (2402.03300) 4.1.3.
+
+    Args:
+        rewards: Reward of each step.
+        mask: True where a step exists and counts.
+        group: Group of each rollout.
+
+    >>> r = torch.tensor([[1., 1.], [1., 0.]])  # m = .75, s = .5
+    >>> process_advantages(r, torch.ones(2, 2).bool(), torch.tensor([0, 0]))
+    tensor([[ 0.9998,  0.4999],
+            [-0.9998, -1.4997]])
+    """
+    owner = group[:, None].expand(mask.shape)[mask]
+    normal = group_advantages(rewards[mask], owner)
+    placed = rewards.new_zeros(rewards.shape).masked_scatter(mask, normal)
+    return torch.where(mask, placed.flip(1).cumsum(1).flip(1), 0.0)

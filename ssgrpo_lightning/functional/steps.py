@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ssgrpo_lightning.functional.shapes import (
@@ -45,6 +45,43 @@ def spread_steps(x: PerStep, step: Steps) -> PerToken:
     tensor([[0., 2., 2., 5.]])
     """
     return torch.where(step >= 0, x.gather(1, step.clamp(min=0)), 0.0)
+
+
+def lay_out_steps(
+    tokens: Steps,
+    attended: Bool[Tensor, "rollout token"],
+    step: Steps,
+    mask: StepMask,
+    separator: int | None = None,
+) -> tuple[Int[Tensor, "rollout position"], Int[Tensor, " rollout"], Int[Tensor, "rollout step"]]:
+    """Prompt and steps without padding on the left, with a separator after every step if asked for.
+
+    Args:
+        tokens: Token ids, padded anywhere.
+        attended: True on everything but padding.
+        step: Step of each token, -1 for the prompt.
+        mask: True where the rollout has that step; a step may have no token.
+        separator: Token id; None: steps follow each other.
+
+    Returns:
+        Token ids padded on the right, their number in each row, and the position of the last token
+        of each step, which is its separator where there is one.
+
+    >>> tokens, step = torch.tensor([[0, 7, 8, 8, 9]]), torch.tensor([[-1, -1, 0, 0, 1]])
+    >>> lay_out_steps(tokens, tokens > 0, step, torch.ones(1, 2).bool(), separator=5)
+    (tensor([[7, 8, 8, 5, 9, 5]]), tensor([6]), tensor([[3, 5]]))
+    """
+    more = 0 if separator is None else 1
+    lengths = attended.sum(1) + more * mask.sum(1)
+    prompt = (attended & (step < 0)).sum(1, keepdim=True)
+    own = step_lengths(step, mask.shape[1])
+    ends = prompt + own.cumsum(1) + more * mask.cumsum(1) - 1
+    place = attended.cumsum(1) - 1 + more * step.clamp(min=0)
+    row = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
+    # The gaps that the tokens leave are the separators.
+    laid = tokens.new_full((len(tokens), int(lengths.max())), separator or 0)
+    laid[row[attended], place[attended]] = tokens[attended]
+    return laid, lengths, ends.clamp(min=0)
 
 
 def step_fingerprints(tokens: Steps, step: Steps, steps: int) -> Int[Tensor, "rollout step"]:

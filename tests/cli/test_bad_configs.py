@@ -91,7 +91,7 @@ def test_a_tokenizer_without_padding_token(capsys, tmp_path):
 
     from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 
-    source = Pretrained(TINY_POLICY)._source()["pretrained_model_name_or_path"]
+    source = Pretrained(TINY_POLICY).source()["pretrained_model_name_or_path"]
     folder = tmp_path / "model"
     shutil.copytree(source, folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -12,6 +12,7 @@ from ssgrpo_lightning.bench.credit_page import page
 from ssgrpo_lightning.bench.measure import JUDGE, Setting, describe, prepare
 from ssgrpo_lightning.engines import Sampling
 from ssgrpo_lightning.functional import mixed_groups
+from ssgrpo_lightning.metrics import first_error
 from ssgrpo_lightning.tasks import ChainArithmetic
 
 
@@ -28,7 +29,7 @@ def test_steps_without_a_future_change_nothing(policy, rollouts, task):
     """After an error hardly anything can be lost any more."""
     gains = audit.exact_gains(policy, rollouts, JUDGE, Sampling(48), repeats=4)
     truth = audit.step_labels(rollouts, policy, task.step_truth)
-    first = audit.first_error(truth, audit.tokens_per_step(rollouts) > 0)
+    first = first_error(truth, audit.tokens_per_step(rollouts) > 0)
     wrong = (first >= 0) & (rollouts.rewards == 0)
     at_error = gains[wrong].gather(1, first[wrong][:, None]).mean()
     later = torch.arange(gains.shape[1]) > first[:, None]
