@@ -16,6 +16,7 @@ from ssgrpo_lightning.records import Problem, Rollouts
 from ssgrpo_lightning.rollouts import Judge, collect
 from ssgrpo_lightning.segmenters import ByLine
 from ssgrpo_lightning.tasks import (
+    CarelessChain,
     ChainArithmetic,
     DecisiveLine,
     DecoyChain,
@@ -51,6 +52,9 @@ class Recipe:
 RECIPES = {
     "ChainArithmetic": Recipe(
         ChainArithmetic(), "scratch", accuracy=0.28, temperature=0.0, updates=6000, lr=2e-3
+    ),
+    "CarelessChain": Recipe(
+        CarelessChain(operations=8, highest_number=9), accuracy=0.25, updates=600
     ),
     "FillerChain": Recipe(FillerChain()),
     "DecoyChain": Recipe(DecoyChain(mistakes=0.2, agreement=0.9)),
