@@ -13,13 +13,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
-    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
+    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
     {"engines", "estimators", "objectives"},
     {"credit", "rollouts", "baselines"},
-    {"data", "policy_module"},
+    {"data", "policy_module", "gating"},
     {"estimator_module"},
     {"parallel"},
-    {"reporting"},
+    {"reporting", "probing"},
     {"alternation", "tiny_policy"},
     {"report"},
     {"callbacks", "bench"},

@@ -32,6 +32,7 @@ from ssgrpo_lightning.functional.outcomes import (
     pairwise_loss,
     prefix_loss,
 )
+from ssgrpo_lightning.functional.skill import above_chance, falls_at
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
     pool_steps,
@@ -46,10 +47,12 @@ from ssgrpo_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "above_chance",
     "clipped_baseline",
     "clipped_surrogate",
     "evidence_logit",
     "fall_shares",
+    "falls_at",
     "gain_weights",
     "gated",
     "group_advantages",
