@@ -69,11 +69,14 @@ class Intervened:
 
         Found is a step at which the value falls, most there, and not before (`falls_at`); of T
         steps, chance finds one in T. The quotient is the step skill: 1 if every one is found, about
-        0 for values that know nothing, whatever they prefer.
+        0 for values that know nothing, whatever they prefer. Exact truth stays a little under 1: a
+        lucky success has a fault of its own, at which the value has fallen before.
 
         Args:
             score: The estimator, as a function of rollouts.
         """
+        if not len(self.rows):
+            return self._nothing()
         rows, (before, after) = self.rows, (score(self.original), score(self.changed))
         found = falls_at(
             after.values[rows],
@@ -95,11 +98,17 @@ class Intervened:
         Args:
             score: The estimator, as a function of rollouts.
         """
+        if not len(self.rows):
+            return self._nothing()
         after = score(self.changed)
         values, mask = after.values[self.rows], after.mask[self.rows]
         earlier = torch.cat([after.baseline[self.rows, None], values[:, :-1]], 1)
         sizes = torch.where(mask, (values - earlier).abs(), 0.0)
         return sizes.gather(1, self.step[:, None]).sum(), (sizes.sum(1) / mask.sum(1)).sum()
+
+    def _nothing(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        zero = torch.zeros((), device=self.rows.device)
+        return zero, zero
 
 
 class Intervention(ABC):
@@ -118,7 +127,10 @@ class Intervention(ABC):
         The log-probabilities and entropies of changed rollouts are not what the policy would say:
         it has to read them anew (`PolicyModule.reread`).
         """
-        groups = rollouts.select(_groups_of(rollouts, _successes(rollouts, count, generator)))
+        chosen = _successes(rollouts, count, generator)
+        if not len(chosen):
+            return Intervened(rollouts, rollouts, chosen, chosen, chosen)
+        groups = rollouts.select(_groups_of(rollouts, chosen))
         edit = self.edit(groups, _successes(groups, count, generator), generator)
         changed = splice(groups, edit, self.shift)
         return Intervened(groups, changed, edit.rows, edit.step, edit.step - self.shift)
@@ -256,7 +268,9 @@ class _Spans(NamedTuple):
         begin = rollouts.sampled.int().argmax(1)[:, None]
         return cls(begin + length.cumsum(1) - length, length, (length > 0).sum(1))
 
-    def draw(self, rows: Rows, generator: torch.Generator, spare: int = 0) -> tuple[Rows, Rows]:
+    def draw(
+        self, rows: Rows, generator: torch.Generator, spare: int = 0
+    ) -> tuple[Int[Tensor, " kept"], Int[Tensor, " kept"]]:
         """A step of each of the rollouts that keep two to tell apart; never one of the last."""
         rows = rows[self.count[rows] >= 2 + spare]
         return rows, _uniform(self.count[rows] - spare, generator)
@@ -274,7 +288,7 @@ def _choose(
     """Which rows have a candidate at all, and one candidate, drawn evenly, for each of those."""
     drawn = torch.rand(candidates.shape, generator=generator).to(candidates.device)
     found = candidates.any(1)
-    return found, torch.where(candidates, drawn, -1.0)[found].argmax(1)
+    return found, torch.where(candidates, drawn, -1.0)[found].max(1).indices
 
 
 def _other_groups(rollouts: Rollouts, rows: Rows) -> Bool[Tensor, "row rollout"]:
