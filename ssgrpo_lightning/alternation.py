@@ -6,7 +6,7 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -19,10 +19,13 @@ from ssgrpo_lightning import parallel
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
-from ssgrpo_lightning.estimator_module import EstimatorModule
+from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
 from ssgrpo_lightning.functional import counted_generator, spread_steps
+from ssgrpo_lightning.gating import FixedGate, Gate, Watch
+from ssgrpo_lightning.interventions import Intervened
 from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
+from ssgrpo_lightning.probing import Probe, note_skill, step_skill
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import (
@@ -53,6 +56,10 @@ class SSGRPO(L.LightningModule):
         minibatches: Optimiser steps of one such pass.
         estimator_every: Policy updates between two estimator phases; the first has one.
         estimator_epochs: Passes of an estimator phase over the rollouts since the last one.
+        estimator_patience: Passes in a row whose step skill lies under the best after which a phase
+            stops; the weights of the best pass stay. Null: all are made, the last weights stay.
+        gate: How much of the rule's own gate acts.
+        probe: When and how the step skill of the estimator is measured.
         seed: Seed of rollout noise and of the split into minibatches.
     """
 
@@ -67,6 +74,9 @@ class SSGRPO(L.LightningModule):
         minibatches: int = 1,
         estimator_every: int = 1,
         estimator_epochs: int = 1,
+        estimator_patience: int | None = None,
+        gate: Gate = FixedGate(),
+        probe: Probe = Probe(),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -79,6 +89,16 @@ class SSGRPO(L.LightningModule):
         for field, value in counts.items():
             if value < 1:
                 raise ValueError(f"model.{field} is {value}, must be at least 1")
+        if estimator_patience is not None and not 1 <= estimator_patience < estimator_epochs:
+            raise ValueError(
+                f"model.estimator_patience is {estimator_patience}, must be at least 1 and under "
+                f"model.estimator_epochs ({estimator_epochs}), or null to make every pass"
+            )
+        if gate.needs_skill and not probe.every:
+            raise ValueError(
+                f"model.gate is {type(gate).__name__}, which reads the step skill, but "
+                "model.probe.every is 0, so that none is measured: set it to 2, or use FixedGate"
+            )
         if credit.needs_values and estimator is None:
             raise ValueError(
                 f"model.credit is {type(credit).__name__}, which needs step values, but "
@@ -90,6 +110,9 @@ class SSGRPO(L.LightningModule):
         self.scale_rewards: Literal["group", "batch", "none"] = scale_rewards
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
+        self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
+        self.watch = Watch()
+        self.was_open: bool | None = None  # until a gate has acted
         self.seed = seed
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
@@ -105,16 +128,19 @@ class SSGRPO(L.LightningModule):
             rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
         with self.phase("score"):
             scores = self.score(rollouts)  # before the estimator has learnt from them
-            step_advantages = self.credit(scores)
+            probe = self.probe(self, rollouts)
+            skill = note_skill(self, probe)
+            step_advantages = self.rule(scores)
             advantages = spread_steps(step_advantages, rollouts.step)
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(rollouts)
+            learnt |= self.estimator_phase(rollouts, probe) | skill
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
         log_row(self, metrics)
+        self.watch = self.gate.follow(self.watch, metrics)
         return {
             "rollouts": rollouts,
             "scores": scores,
@@ -151,6 +177,12 @@ class SSGRPO(L.LightningModule):
         outcomes = outcome_scores(rollouts, self.scale_rewards)
         return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
 
+    @property
+    def rule(self) -> CreditRule:
+        """The credit rule with as much of its gate as acts now."""
+        skill = 0.0 if self.estimator is None else self.estimator.mean_skill
+        return self.gate.acting(self.credit, skill, self.watch)
+
     def policy_phase(self, batch: CreditedRollouts) -> dict[str, Tensor]:
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
@@ -173,7 +205,7 @@ class SSGRPO(L.LightningModule):
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
-    def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
+    def estimator_phase(self, rollouts: Rollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
         if self.estimator is None or not self.estimator.learns:
             return {}
@@ -182,6 +214,8 @@ class SSGRPO(L.LightningModule):
             return {}
         estimator = self.estimator
         optimizer, tally = self.optimizers_by_name()["estimator"], parallel.Tally()
+        measure = partial(step_skill, self, probe)
+        best = BestEpoch(estimator, self.estimator_patience, measure)
         for _ in range(self.estimator_epochs):
             for stored in self.datamodule.buffer:
                 mixed = stored.select(estimator.learnable(stored).nonzero()[:, 0])
@@ -189,6 +223,9 @@ class SSGRPO(L.LightningModule):
                 parts = whole_groups(mixed, estimator.micro_batch_groups)
                 losses = [partial(estimator.loss, mixed.select(r), divisor) for r in parts]
                 parallel.optimiser_step(self, estimator, optimizer, losses, tally)
+            if best.is_over():
+                break
+        best.restore()
         self.datamodule.buffer.clear()
         means = tally.means(self, "steps")
         return {f"estimator/{name}": means[name] for name in ("loss", "grad_norm") if name in means}
@@ -298,8 +335,13 @@ class SSGRPO(L.LightningModule):
             self.trainer.training = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["ssgrpo"] = {"policy_step": self.policy_step, "num_tokens": self.num_tokens}
+        checkpoint["ssgrpo"] = {
+            "policy_step": self.policy_step,
+            "num_tokens": self.num_tokens,
+            "watch": asdict(self.watch),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.policy_step = checkpoint["ssgrpo"]["policy_step"]
         self.num_tokens = checkpoint["ssgrpo"]["num_tokens"]
+        self.watch = Watch(**checkpoint["ssgrpo"].get("watch", {}))

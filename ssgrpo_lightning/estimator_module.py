@@ -3,6 +3,8 @@
 Fitted by `alternation.SSGRPO` while the policy learns, or alone on stored rollouts.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from ssgrpo_lightning.metrics import last_value, ranking_accuracy
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
 from ssgrpo_lightning.policy_module import with_schedule
 from ssgrpo_lightning.records import Rollouts, StepScores
+
+SKILL_MEMORY = 0.9
 
 
 class EstimatorModule(L.LightningModule):
@@ -66,6 +70,8 @@ class EstimatorModule(L.LightningModule):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.ready = False
         self.last_calls = 0
+        # From 0, so that an estimator has to earn its skill, and one lucky probe is none.
+        self.mean_skill = 0.0
         if checkpoint is not None:
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
             self.load_state_dict(state)
@@ -84,13 +90,18 @@ class EstimatorModule(L.LightningModule):
     def margin(self, value: float) -> None:
         self.objective = replace(self.objective, margin=value)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
+    def note_skill(self, skill: float) -> None:
+        """Let the running mean of the step skill follow a new measurement, in (-inf, 1]."""
+        self.mean_skill = SKILL_MEMORY * self.mean_skill + (1 - SKILL_MEMORY) * skill
+
     def get_extra_state(self) -> dict[str, float | None]:
-        """The margin moves while training, so it is saved with the weights."""
-        return {"margin": self.margin}
+        """Margin and skill move while training, so they are saved with the weights."""
+        return {"margin": self.margin, "mean_skill": self.mean_skill}
 
     def set_extra_state(self, state: dict[str, float | None]) -> None:
         if self.margin is not None and state["margin"] is not None:
             self.margin = state["margin"]
+        self.mean_skill = state.get("mean_skill") or 0.0
 
     def configure_model(self) -> None:
         self.ready = True
@@ -148,3 +159,41 @@ class EstimatorModule(L.LightningModule):
         right, pairs = ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group)
         self.log("val/estimator_loss", loss, prog_bar=True, batch_size=int(learnable))
         self.log("val/auc", right / pairs, prog_bar=True, batch_size=int(pairs))
+
+
+class BestEpoch:
+    """Keeps the weights of the epoch with the greatest step skill, and says when to stop.
+
+    Args:
+        module: The estimator that is trained.
+        patience: Epochs in a row whose skill lies under the best before it is time to stop; None:
+            never, and the last weights stay.
+        measure: The skill as it is now; None where it cannot be measured.
+    """
+
+    def __init__(
+        self,
+        module: EstimatorModule,
+        patience: int | None,
+        measure: Callable[[], float | None],
+    ) -> None:
+        self.module, self.patience, self.measure = module, patience, measure
+        self.best, self.under = -math.inf, 0
+        self.weights: list[Tensor] = []
+
+    def is_over(self) -> bool:
+        """Note the skill after an epoch; True if no better one is to be waited for."""
+        if self.patience is None or (skill := self.measure()) is None:
+            return False
+        if skill < self.best:
+            self.under += 1
+        else:
+            self.best, self.under = skill, 0
+            self.weights = [p.detach().clone() for p in self.module.parameters()]
+        return self.under >= self.patience
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the module the weights of the best epoch."""
+        for parameter, best in zip(self.module.parameters(), self.weights):
+            parameter.copy_(best)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ssgrpo_lightning.metrics import credit_sums, rollout_sums
@@ -46,7 +47,8 @@ def update_row(
         "policy_step": module.policy_step,
         "num_tokens": module.num_tokens,
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
-        "step/gate": module.credit.gate,
+        "step/gate": module.rule.gate,
+        "step/harm": float(bool(module.watch.harm)),
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }
@@ -58,14 +60,25 @@ def update_row(
 def log_row(module: "SSGRPO", row: dict[str, float]) -> None:
     """Send a row to the loggers as it is, and to the bar, checkpoints and early stopping.
 
-    Lightning's own way repeats the last value of a metric that an update did not measure.
+    Lightning's own way repeats the last value of a metric that an update did not measure. People
+    are told when the gate opened or closed.
     """
+    _tell_gate(module, row["step/gate"] > 0)
     every: int = module.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
     if module.policy_step % every == 0:
         for logger in module.loggers:
             logger.log_metrics(row, step=module.policy_step)
     for name, value in row.items():
         module.log(name, float(value), prog_bar=name in ON_THE_BAR, logger=False, batch_size=1)
+
+
+def _tell_gate(module: "SSGRPO", is_open: bool) -> None:
+    """One line where the gate is not where it was; a rule without a gate has nothing to tell."""
+    if module.estimator is None or not module.credit.gate or is_open == module.was_open:
+        return
+    module.was_open = is_open
+    if line := module.gate.line(module.estimator.mean_skill, module.watch):
+        rank_zero_info(f"update {module.policy_step}: {line}")
 
 
 def prediction_rows(
@@ -77,7 +90,7 @@ def prediction_rows(
     columns = {
         "value": scores.values,
         "weight": module.credit.weights(scores),
-        "advantage": module.credit(scores),
+        "advantage": module.rule(scores),
     }
     for i, row in enumerate(rows):
         row["advantage"] = float(scores.advantages[i])

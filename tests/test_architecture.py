@@ -13,14 +13,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
-    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
+    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
     {"engines", "objectives"},
     {"credit", "rollouts"},
-    {"estimators", "controls", "data", "policy_module"},
+    {"estimators", "controls", "data", "policy_module", "gating"},
     {"baselines", "monte_carlo", "process_rewards"},
     {"estimator_module"},
     {"parallel"},
-    {"reporting"},
+    {"reporting", "probing"},
     {"alternation", "tiny_policy"},
     {"report"},
     {"callbacks"},

@@ -42,6 +42,7 @@ from ssgrpo_lightning.functional.shuffles import (
     shuffled_across,
     shuffled_within,
 )
+from ssgrpo_lightning.functional.skill import above_chance, falls_at
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
     lay_out_steps,
@@ -57,11 +58,13 @@ from ssgrpo_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "above_chance",
     "clipped_baseline",
     "clipped_surrogate",
     "counted_generator",
     "evidence_logit",
     "fall_shares",
+    "falls_at",
     "gain_weights",
     "gated",
     "group_advantages",
