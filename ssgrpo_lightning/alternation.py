@@ -23,7 +23,7 @@ from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.functional import spread_steps
 from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
-from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
+from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import collect, micro_batches, minibatches, whole_groups
 
@@ -46,6 +46,9 @@ class SSGRPO(L.LightningModule):
         minibatches: Optimiser steps of one such pass.
         estimator_every: Policy updates between two estimator phases; the first has one.
         estimator_epochs: Passes of an estimator phase over the rollouts since the last one.
+        warmup_updates: First updates in which the estimator learns and the policy does not, as the
+            value pretraining of VAPO (2504.05118). They count as updates in everything else:
+            `max_steps`, schedules, sampling.
         seed: Seed of rollout noise and of the split into minibatches.
     """
 
@@ -60,6 +63,7 @@ class SSGRPO(L.LightningModule):
         minibatches: int = 1,
         estimator_every: int = 1,
         estimator_epochs: int = 1,
+        warmup_updates: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -77,13 +81,20 @@ class SSGRPO(L.LightningModule):
                 f"model.credit is {type(credit).__name__}, which needs step values, but "
                 "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
             )
+        if warmup_updates < 0:
+            raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
+        if warmup_updates and not credit.needs_values:
+            raise ValueError(
+                f"model.warmup_updates is {warmup_updates}, but model.credit is "
+                f"{type(credit).__name__}, which needs no estimator that could warm up: set it to 0"
+            )
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
         self.scale_rewards: Literal["group", "batch", "none"] = scale_rewards
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
-        self.seed = seed
+        self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
@@ -103,7 +114,7 @@ class SSGRPO(L.LightningModule):
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(rollouts)
+            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores))
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
@@ -138,6 +149,8 @@ class SSGRPO(L.LightningModule):
     def policy_phase(self, batch: CreditedRollouts) -> dict[str, Tensor]:
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
+        if self.policy_step < self.warmup_updates:
+            return policy.metrics({})
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -157,21 +170,22 @@ class SSGRPO(L.LightningModule):
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
-    def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
+    def estimator_phase(self, batch: ScoredRollouts) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
         if self.estimator is None or not self.estimator.learns:
             return {}
-        self.datamodule.store(rollouts, keep=self.estimator_every)
+        self.datamodule.store(batch, keep=self.estimator_every)
         if self.policy_step % self.estimator_every:
             return {}
         estimator = self.estimator
         optimizer, tally = self.optimizers_by_name()["estimator"], parallel.Tally()
         for _ in range(self.estimator_epochs):
             for stored in self.datamodule.buffer:
-                mixed = stored.select(estimator.learnable(stored).nonzero()[:, 0])
-                divisor = parallel.global_sum(self, torch.tensor(float(len(mixed))).to(self.device))
-                parts = whole_groups(mixed, estimator.micro_batch_groups)
-                losses = [partial(estimator.loss, mixed.select(r), divisor) for r in parts]
+                kept = stored.select(estimator.learnable(stored.rollouts).nonzero()[:, 0])
+                count = torch.tensor(float(len(kept.rollouts))).to(self.device)
+                divisor = parallel.global_sum(self, count)
+                parts = whole_groups(kept.rollouts, estimator.micro_batch_groups)
+                losses = [partial(estimator.loss, kept.select(r), divisor) for r in parts]
                 parallel.optimiser_step(self, estimator, optimizer, losses, tally)
         self.datamodule.buffer.clear()
         means = tally.means(self, "steps")
@@ -257,6 +271,15 @@ class SSGRPO(L.LightningModule):
         # Lightning calls the hooks of the root only.
         self.ready = True
         self.policy.configure_model()
+        if self.estimator is not None:
+            assert self.policy.policy is not None
+            self.estimator.configure_model()
+            self.estimator.estimator.bind(self.policy.policy, None)
+            if self.warmup_updates and not self.estimator.learns:
+                raise ValueError(
+                    f"model.warmup_updates is {self.warmup_updates}, but "
+                    f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
+                )
 
     def configure_optimizers(self) -> Any:
         found = [self.policy.configure_optimizers()]

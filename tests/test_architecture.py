@@ -15,7 +15,7 @@ LAYERS = [
     {"records", "functional"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
     {"engines", "estimators", "objectives"},
-    {"credit", "rollouts", "baselines"},
+    {"credit", "rollouts", "baselines", "critic"},
     {"data", "policy_module"},
     {"estimator_module"},
     {"parallel"},

@@ -108,7 +108,8 @@ def fit(system: System, rollouts: Rollouts) -> EstimatorModule | None:
         optimizer = torch.optim.AdamW(module.parameters(), lr=system.lr, weight_decay=0.01)
         for rows in whole_groups(rollouts, 32):
             part = rollouts.select(rows)
-            loss, _ = module.loss(part, module.learnable(part).sum().float().clamp(min=1))
+            learnable = module.learnable(part).sum().float()
+            loss, _ = module.loss(module.scored(part), learnable.clamp(min=1))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)

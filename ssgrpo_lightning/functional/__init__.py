@@ -18,11 +18,14 @@ from ssgrpo_lightning.functional.advantages import (
 from ssgrpo_lightning.functional.credit import (
     evidence_logit,
     fall_shares,
+    gae,
     gain_weights,
     gated,
+    lambda_returns,
     mean_one,
     sign_aware,
     value_gains,
+    whiten,
     window_mean,
 )
 from ssgrpo_lightning.functional.outcomes import (
@@ -31,6 +34,7 @@ from ssgrpo_lightning.functional.outcomes import (
     outcome_loss,
     pairwise_loss,
     prefix_loss,
+    value_loss,
 )
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
@@ -50,6 +54,7 @@ __all__ = [
     "clipped_surrogate",
     "evidence_logit",
     "fall_shares",
+    "gae",
     "gain_weights",
     "gated",
     "group_advantages",
@@ -58,6 +63,7 @@ __all__ = [
     "group_std",
     "group_sum",
     "kl_k3",
+    "lambda_returns",
     "mean_one",
     "mean_steps",
     "mixed_groups",
@@ -74,5 +80,7 @@ __all__ = [
     "step_fingerprints",
     "step_lengths",
     "value_gains",
+    "value_loss",
+    "whiten",
     "window_mean",
 ]
