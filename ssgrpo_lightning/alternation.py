@@ -20,12 +20,18 @@ from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
-from ssgrpo_lightning.functional import spread_steps
+from ssgrpo_lightning.functional import counted_generator, spread_steps
 from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
-from ssgrpo_lightning.rollouts import collect, micro_batches, minibatches, whole_groups
+from ssgrpo_lightning.rollouts import (
+    Resampler,
+    collect,
+    micro_batches,
+    minibatches,
+    whole_groups,
+)
 
 PHASES = ("rollout", "score", "policy", "estimator")
 
@@ -201,7 +207,7 @@ class SSGRPO(L.LightningModule):
 
     def _generator(self, epoch: int) -> torch.Generator:
         """Randomness of the split of one pass into minibatches."""
-        return parallel.rank_generator(self.seed, self.policy_step, epoch)
+        return counted_generator(self.seed, self.policy_step, epoch)
 
     def optimizers_by_name(self) -> dict[str, torch.optim.Optimizer]:
         """The plain optimisers of the children, without Lightning's step counter around them."""
@@ -271,10 +277,12 @@ class SSGRPO(L.LightningModule):
         # Lightning calls the hooks of the root only.
         self.ready = True
         self.policy.configure_model()
-        if self.estimator is not None:
-            assert self.policy.policy is not None
+        policy = self.policy.policy
+        if self.estimator is not None and policy is not None:
             self.estimator.configure_model()
-            self.estimator.estimator.bind(self.policy.policy, None)
+            judge, sampling = self.datamodule.judge, self.policy.sampling
+            resample = Resampler(policy, self.engine, judge, sampling, self.seed)
+            self.estimator.estimator.bind(policy, resample)
             if self.warmup_updates and not self.estimator.learns:
                 raise ValueError(
                     f"model.warmup_updates is {self.warmup_updates}, but "

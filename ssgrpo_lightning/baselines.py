@@ -76,7 +76,6 @@ class ExactSteps(Estimator):
     def __init__(self, task: ChainArithmetic) -> None:
         super().__init__()
         self.task = task
-        self.calls = 0
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
         logits = rollouts.logprobs.new_zeros(len(rollouts), rollouts.steps)

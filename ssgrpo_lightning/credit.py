@@ -20,8 +20,12 @@ from ssgrpo_lightning.functional import (
     gain_weights,
     gated,
     group_advantages,
+    group_deviation,
+    group_mean,
     mean_one,
+    mixed_groups,
     sign_aware,
+    step_advantages,
     step_lengths,
     value_gains,
     whiten,
@@ -48,6 +52,7 @@ def outcome_scores(
         baseline=baseline,
         advantages=group_advantages(rollouts.rewards, rollouts.group, scale),
         group=rollouts.group,
+        policy_step=rollouts.policy_step,
     )
 
 
@@ -56,10 +61,12 @@ class CreditRule(ABC):
 
     needs_values: ClassVar[bool] = True
     """Whether the rule looks at the estimator; if not, the estimator neither runs nor costs."""
-    keeps_sign: ClassVar[bool] = True
-    """Whether no step of a rollout is ever pushed against the rollout's group advantage."""
     gate: ClassVar[float] = 0.0
     """Share of the rule's weighting that acts; 0 for rules that do not weight."""
+    keeps_sign: ClassVar[bool] = True
+    """Whether no step of a success is blamed and no step of a failure praised."""
+    deterministic: ClassVar[bool] = True
+    """Whether credit follows from the rollouts alone, in any order; False for rules that draw."""
 
     @abstractmethod
     def __call__(self, scores: StepScores) -> PerStep:
@@ -78,6 +85,33 @@ class Broadcast(CreditRule):
 
     def __call__(self, scores: StepScores) -> PerStep:
         return scores.advantages[:, None].expand(scores.values.shape)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)
+
+
+@dataclass(frozen=True)
+class StepAdvantage(CreditRule):
+    """The advantage of every step itself, ``V_t - V_{t-1}``, with the outcome for the last value.
+
+    VinePPO's credit (2410.01679) with the group mean for V_0, so that a rollout's steps sum to its
+    group advantage. The exact rule, if the values are right: use it with `MonteCarlo`. Values that
+    know nothing put all credit on the last step, so a weighting is safer with learnt ones.
+    """
+
+    keeps_sign: ClassVar[bool] = False
+
+    scale: bool = True
+    """Divide by the deviation of the group's rewards, as GRPO does; its dead groups then get 0."""
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        rewards, group = scores.rewards, scores.group
+        mean, learns = group_mean(rewards, group), ~rewards.isnan()
+        advantages = step_advantages(scores.values, rewards, mean, scores.mask)
+        if self.scale:
+            learns = mixed_groups(rewards, group)
+            advantages = advantages / group_deviation(rewards, group)[:, None]
+        return torch.where(learns[:, None], advantages, 0.0)
 
     def weights(self, scores: StepScores) -> PerStep:
         return torch.ones_like(scores.values)

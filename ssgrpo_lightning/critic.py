@@ -5,8 +5,6 @@ objective `ValueRegression` and the credit rule `GAE`. The shorter the steps, th
 with steps of one token (segmenter `ByTokens`) every token has its value.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from ssgrpo_lightning.estimators import Estimator
 from ssgrpo_lightning.policy import Policy, Pretrained, Trunk
 from ssgrpo_lightning.records import Rollouts
+from ssgrpo_lightning.rollouts import Resampler
 
 
 class ValueModel(Estimator):
@@ -39,7 +38,7 @@ class ValueModel(Estimator):
         self.trunk = self.model.load_trunk(self.gradient_checkpointing)
         self.head = _zero(nn.Linear(self.trunk.width, 1))
 
-    def bind(self, policy: Policy, resample: Any) -> None:
+    def bind(self, policy: Policy, resample: Resampler) -> None:
         """Check that critic and policy mean the same by a token id.
 
         Raises:
@@ -77,7 +76,7 @@ class SharedTrunk(Estimator):
         self.head: nn.Sequential | None = None
         self._bound: tuple[Policy, ...] = ()  # in a tuple, so that it becomes no submodule
 
-    def bind(self, policy: Policy, resample: Any) -> None:
+    def bind(self, policy: Policy, resample: Resampler) -> None:
         self._bound = (policy,)
         if self.head is None:
             into, out = nn.Linear(policy.width, self.hidden), nn.Linear(self.hidden, 1)

@@ -5,7 +5,7 @@ One abstract class, then its members.
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,20 +20,34 @@ from ssgrpo_lightning.functional import (
 )
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Rollouts
+from ssgrpo_lightning.rollouts import Resampler
 
 
 class Estimator(nn.Module, ABC):
     """A step-value estimator; what its logits mean is the objective's business."""
 
-    @abstractmethod
-    def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
-        """One logit per step. Entries of steps that do not exist are finite and ignored."""
+    sees_outcome: ClassVar[bool] = False
+    """Whether the reward of a rollout enters the logits of its own steps."""
+    calls: int = 0
+    """What has been bought so far: re-rollouts, or steps checked; 0 for those that ask nobody."""
 
     def load(self) -> None:
         """Load pretrained weights, once the config has been checked; most have none."""
 
-    def bind(self, policy: Policy, resample: Any) -> None:
-        """Called once the policy has loaded, before the first scoring; most need neither."""
+    def bind(self, policy: Policy, resample: Resampler) -> None:
+        """Called once the policy has loaded, before the first rollouts are scored.
+
+        Most need neither. The policy must not become a submodule here: it has an optimiser and a
+        place in the checkpoint of its own.
+
+        Args:
+            policy: The policy that samples the rollouts, as it is at any time.
+            resample: Continues completions from prefixes as the run samples them.
+        """
+
+    @abstractmethod
+    def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
+        """One logit per step. Entries of steps that do not exist are finite and ignored."""
 
 
 class CausalSteps(Estimator):

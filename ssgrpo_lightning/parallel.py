@@ -124,11 +124,3 @@ def refuse_unsupported(module: L.LightningModule) -> None:
             f"trainer.strategy is {name}, only a single device and ddp_find_unused_parameters_true "
             "are supported so far: choose one of them"
         )
-
-
-def rank_generator(seed: int, *counters: int) -> torch.Generator:
-    """A CPU generator that depends on nothing but the seed and the counters."""
-    import numpy as np
-
-    state = np.random.SeedSequence((seed, *counters)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))

@@ -175,6 +175,7 @@ class StepScores:
             by half a rollout, or the estimator's own value of the prompt, where it has one.
         advantages: Group advantage of each rollout; 0 without a verdict.
         group: Group of each rollout.
+        policy_step: Number of policy updates made before; what rules that draw are seeded with.
     """
 
     scores: Float[Tensor, "rollout step"]
@@ -185,11 +186,16 @@ class StepScores:
     baseline: Float[Tensor, " rollout"]
     advantages: Float[Tensor, " rollout"]
     group: Int[Tensor, " rollout"]
+    policy_step: int = 0
 
     def select(self, rows: Int[Tensor, " row"], steps: int) -> "StepScores":
         """The given rollouts and their first `steps` steps."""
-        picked = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
-        return StepScores(**{k: x if x.ndim == 1 else x[:, :steps] for k, x in picked.items()})
+        changed = {
+            f.name: value[rows] if value.ndim == 1 else value[rows, :steps]
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ def update_row(
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }
+    if module.estimator is not None:
+        calls = torch.tensor(float(module.estimator.estimator.calls), device=module.device)
+        if calls := float(global_sum(module, calls)):
+            row["estimator/calls"] = calls
     if "estimator" in optimizers:
         row["estimator/learning_rate"] = optimizers["estimator"].param_groups[0]["lr"]
     return row

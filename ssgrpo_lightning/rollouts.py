@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.engine import uniform_noise
+from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Problem, Rollouts, Verdict
 from ssgrpo_lightning.segmenters import Segmenter
@@ -18,6 +19,8 @@ from ssgrpo_lightning.verifiers import Verifier
 
 # Any number of row numbers; parts of a split differ in length.
 Rows = Int[Tensor, " _"]
+# Replicas of re-rollouts count from here, so that no rollout of `collect` has the same noise.
+RESAMPLED = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,97 @@ def assemble(
         reasons=tuple(v.reason for v in verdicts),
         policy_step=policy_step,
     )
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A completion as far as it has got; prefixes of one problem with the same tokens are equal."""
+
+    problem: Problem = field(hash=False)
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+
+def step_prefixes(rollouts: Rollouts, before: Bool[Tensor, "rollout step"]) -> list[Prefix]:
+    """What stood there before each marked step, in the order of ``before.nonzero()``."""
+    lengths = step_lengths(rollouts.step, rollouts.steps)
+    starts = (lengths.cumsum(1) - lengths).tolist()
+    given = rollouts.attended & ~rollouts.sampled
+    prompts = [tuple(t[m].tolist()) for t, m in zip(rollouts.tokens, given)]
+    completions = [tuple(t[m].tolist()) for t, m in zip(rollouts.tokens, rollouts.sampled)]
+    return [
+        Prefix(rollouts.problems[row], prompts[row], completions[row][: starts[row][step]])
+        for row, step in before.nonzero().tolist()
+    ]
+
+
+@dataclass
+class Resampler:
+    """Continues completions from prefixes as they were sampled, and says how well they end.
+
+    The noise of a re-rollout depends on (seed, policy_step, problem, tokens of the prefix, repeat)
+    alone, so the order of prefixes and what they are batched with change nothing; prefixes of one
+    problem and length share it, which takes noise out of their difference.
+    """
+
+    policy: Policy
+    """What continues them, as it is at the time of the call."""
+    engine: RolloutEngine
+    """What samples."""
+    judge: Judge
+    """Verifies the whole text, prefix included."""
+    sampling: Sampling
+    """How they were drawn; the token budget is that of the whole completion."""
+    seed: int = 0
+    """Seed of the noise."""
+    at_once: int = 64
+    """Prefixes that go to the engine together, of like length."""
+    calls: int = field(default=0, init=False)
+    """Re-rollouts sampled so far."""
+    tokens: int = field(default=0, init=False)
+    """Tokens of them that were used, without those of the prefixes."""
+
+    def __call__(
+        self, prefixes: Sequence[Prefix], repeats: int, policy_step: int
+    ) -> Float[Tensor, " prefix"]:
+        """Mean reward of `repeats` re-rollouts of every prefix; equal ones are re-rolled once.
+
+        Re-rollouts without a verdict leave the mean; NaN where none has one.
+
+        Args:
+            prefixes: Must not have ended.
+            repeats: Re-rollouts of each, below 4096.
+            policy_step: Policy updates made so far.
+        """
+        distinct = sorted(dict.fromkeys(prefixes), key=lambda prefix: len(prefix.completion))
+        means: dict[Prefix, float] = {}
+        for start in range(0, len(distinct), self.at_once):
+            part = distinct[start : start + self.at_once]
+            means |= zip(part, self._means(part, repeats, policy_step))
+        return torch.tensor([means[prefix] for prefix in prefixes])
+
+    def _means(self, part: Sequence[Prefix], repeats: int, policy_step: int) -> list[float]:
+        # All may grow by what the shortest may, and are then cut to what they may themselves:
+        # tokens do not depend on later ones, so each is what its own budget would have given.
+        room = [max(self.sampling.max_new_tokens - len(p.completion), 0) for p in part]
+        sampling = replace(self.sampling, max_new_tokens=max(*room, 1))
+        keys = [
+            (self.seed, policy_step, p.problem.id, RESAMPLED | len(p.completion) << 12 | k)
+            for p in part
+            for k in range(repeats)
+        ]
+        noise = uniform_noise(keys, sampling.max_new_tokens)
+        prompts = [[*p.prompt, *p.completion] for p in part]
+        samples = self.engine.generate(self.policy, prompts, repeats, sampling, noise)
+        rewards = []
+        for i, (ids, length) in enumerate(zip(samples.tokens.tolist(), samples.lengths.tolist())):
+            prefix, used = part[i // repeats], min(length, room[i // repeats])
+            text = self.policy.codec.decode([*prefix.completion, *ids[:used]])
+            reward = self.judge.verdict(text, prefix.problem).reward
+            rewards.append(float("nan") if reward is None else reward)
+            self.tokens += used
+        self.calls += len(rewards)
+        return torch.tensor(rewards).view(-1, repeats).nanmean(1).tolist()
 
 
 def micro_batches(rollouts: Rollouts, rows: Rows, size: int) -> list[Rows]:

@@ -14,9 +14,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"records", "functional"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics"},
-    {"engines", "estimators", "objectives"},
-    {"credit", "rollouts", "baselines", "critic"},
-    {"data", "policy_module"},
+    {"engines", "objectives"},
+    {"credit", "rollouts"},
+    {"estimators", "controls", "data", "policy_module"},
+    {"baselines", "monte_carlo", "critic"},
     {"estimator_module"},
     {"parallel"},
     {"reporting"},

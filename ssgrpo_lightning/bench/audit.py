@@ -8,13 +8,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
-from ssgrpo_lightning.engines.engine import uniform_noise
-from ssgrpo_lightning.functional import spread_steps, step_lengths
+from ssgrpo_lightning.functional import spread_steps, step_advantages, step_lengths
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Problem, Rollouts
-from ssgrpo_lightning.rollouts import Judge, step_texts
+from ssgrpo_lightning.rollouts import Judge, Resampler, step_prefixes, step_texts
 
-Prefix = tuple[tuple[int, ...], tuple[int, ...]]
 PerStep = Float[Tensor, "rollout step"]
 
 
@@ -23,49 +21,13 @@ def exact_gains(
 ) -> PerStep:
     """Advantage of every step: mean reward of `repeats` re-rollouts from after it, minus before it.
 
-    After the last step the value is the rollout's own reward. Equal prefixes are re-rolled once.
-    Source: VinePPO (2410.01679).
+    After the last step the value is the rollout's own reward. Source: VinePPO (2410.01679).
     """
-    keys = [_prefixes(rollouts, row) for row in range(len(rollouts))]
-    owners = {key: rollouts.problems[row] for row, found in enumerate(keys) for key in found}
-    values = _reroll(policy, owners, judge, sampling, repeats)
-    gains = torch.zeros(len(rollouts), rollouts.steps)
-    for row, found in enumerate(keys):
-        path = torch.tensor([*(values[key] for key in found), float(rollouts.rewards[row])])
-        gains[row, : len(found)] = path.diff()
-    return gains
-
-
-def _prefixes(rollouts: Rollouts, row: int) -> list[Prefix]:
-    """Prompt and completion before each step."""
-    mask = rollouts.sampled[row]
-    prompt = tuple(rollouts.tokens[row][rollouts.attended[row] & ~mask].tolist())
-    tokens, steps = rollouts.tokens[row][mask].tolist(), rollouts.step[row][mask].tolist()
-    starts = [i for i, s in enumerate(steps) if i == 0 or s != steps[i - 1]]
-    return [(prompt, tuple(tokens[:start])) for start in starts]
-
-
-def _reroll(
-    policy: Policy, owners: dict[Prefix, Problem], judge: Judge, sampling: Sampling, repeats: int
-) -> dict[Prefix, float]:
-    engine, values = TransformersEngine(), {}
-    order = sorted(owners, key=lambda key: len(key[0]) + len(key[1]))
-    for start in tqdm(range(0, len(order), 64), desc="re-rollouts"):
-        part = order[start : start + 64]
-        noise = uniform_noise(
-            [(1, 0, start + i, k) for i in range(len(part)) for k in range(repeats)],
-            sampling.max_new_tokens,
-        )
-        samples = engine.generate(policy, [[*p, *c] for p, c in part], repeats, sampling, noise)
-        ids = [t[:n] for t, n in zip(samples.tokens.tolist(), samples.lengths.tolist())]
-        for i, key in enumerate(part):
-            texts = [
-                policy.codec.decode([*key[1], *rest])
-                for rest in ids[i * repeats : (i + 1) * repeats]
-            ]
-            rewards = [judge.verdict(text, owners[key]).reward or 0.0 for text in texts]
-            values[key] = sum(rewards) / repeats
-    return values
+    mask = step_lengths(rollouts.step, rollouts.steps) > 0
+    resample = Resampler(policy, TransformersEngine(), judge, sampling, seed=1)
+    found = resample(step_prefixes(rollouts, mask), repeats, rollouts.policy_step)
+    before = torch.zeros(mask.shape).masked_scatter(mask, found)
+    return step_advantages(before.roll(-1, 1), rollouts.rewards, before[:, 0], mask)
 
 
 def step_labels(

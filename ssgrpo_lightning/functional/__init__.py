@@ -8,6 +8,7 @@ s_<=t; value V_t, weight w_t, estimator logit z_t.
 from ssgrpo_lightning.functional.advantages import (
     clipped_baseline,
     group_advantages,
+    group_deviation,
     group_mean,
     group_std,
     group_sum,
@@ -24,6 +25,7 @@ from ssgrpo_lightning.functional.credit import (
     lambda_returns,
     mean_one,
     sign_aware,
+    step_advantages,
     value_gains,
     whiten,
     window_mean,
@@ -35,6 +37,11 @@ from ssgrpo_lightning.functional.outcomes import (
     pairwise_loss,
     prefix_loss,
     value_loss,
+)
+from ssgrpo_lightning.functional.shuffles import (
+    counted_generator,
+    shuffled_across,
+    shuffled_within,
 )
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
@@ -52,12 +59,14 @@ from ssgrpo_lightning.functional.surrogates import (
 __all__ = [
     "clipped_baseline",
     "clipped_surrogate",
+    "counted_generator",
     "evidence_logit",
     "fall_shares",
     "gae",
     "gain_weights",
     "gated",
     "group_advantages",
+    "group_deviation",
     "group_evidence",
     "group_mean",
     "group_std",
@@ -75,8 +84,11 @@ __all__ = [
     "prefix_fingerprints",
     "prefix_loss",
     "relative_rewards",
+    "shuffled_across",
+    "shuffled_within",
     "sign_aware",
     "spread_steps",
+    "step_advantages",
     "step_fingerprints",
     "step_lengths",
     "value_gains",

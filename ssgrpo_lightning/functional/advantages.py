@@ -72,6 +72,15 @@ def group_std(rewards: PerRollout, group: Groups) -> PerRollout:
     return (group_sum(squared, group) / (group_sum(valid, group) - 1).clamp(min=1)).sqrt()
 
 
+def group_deviation(rewards: PerRollout, group: Groups) -> PerRollout:
+    """What divides an advantage: `group_std` floored at 1e-3, plus 1e-4.
+
+    >>> group_deviation(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]))
+    tensor([0.5001, 0.5001, 0.5001, 0.5001])
+    """
+    return group_std(rewards, group).clamp(min=STD_FLOOR) + STD_EPSILON
+
+
 def group_advantages(
     rewards: PerRollout, group: Groups, scale: Literal["group", "batch", "none"] = "group"
 ) -> PerRollout:
@@ -84,10 +93,9 @@ def group_advantages(
     >>> group_advantages(torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]))
     tensor([ 0.7070, -0.7070,  0.0000,  0.0000])
     """
-    everyone = torch.zeros_like(group)
     deviation = {
-        "group": lambda: group_std(rewards, group).clamp(min=STD_FLOOR) + STD_EPSILON,
-        "batch": lambda: group_std(rewards, everyone).clamp(min=STD_FLOOR) + STD_EPSILON,
+        "group": lambda: group_deviation(rewards, group),
+        "batch": lambda: group_deviation(rewards, torch.zeros_like(group)),
         "none": lambda: torch.ones_like(rewards),
     }[scale]()
     centred = rewards - group_mean(rewards, group)

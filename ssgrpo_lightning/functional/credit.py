@@ -48,6 +48,22 @@ def value_gains(values: PerStep, baseline: PerRollout, mask: StepMask) -> PerSte
     return torch.where(mask, values - before, 0.0)
 
 
+def step_advantages(
+    values: PerStep, rewards: PerRollout, baseline: PerRollout, mask: StepMask
+) -> PerStep:
+    """Advantage of each step, ``A_t = V_t - V_{t-1}``, with the outcome for the last value.
+
+    A rollout's sum is ``R - V_0`` whatever the values between. NaN in the last step of a rollout
+    without a verdict. Source: VinePPO (2410.01679) eq. 5, the one reward at the end.
+
+    >>> m = torch.ones(1, 2, dtype=torch.bool)
+    >>> step_advantages(torch.tensor([[.75, .6]]), torch.tensor([0.]), torch.tensor([.5]), m)
+    tensor([[ 0.2500, -0.7500]])
+    """
+    last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+    return value_gains(torch.where(last, rewards[:, None], values), baseline, mask)
+
+
 def gain_weights(
     gains: PerStep, advantages: PerRollout, k: float, floor: float, w_max: float
 ) -> PerStep:

@@ -9,23 +9,28 @@ import pytest
 import torch
 
 from ssgrpo_lightning.baselines import ExactSteps, SharedState
+from ssgrpo_lightning.controls import RandomWeights, ShuffledWeights
 from ssgrpo_lightning.credit import (
     Broadcast,
     CreditRule,
     Hindsight,
+    StepAdvantage,
     Weighting,
     outcome_scores,
-    with_logits,
 )
+from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
-from ssgrpo_lightning.functional import mixed_groups
+from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
+from ssgrpo_lightning.metrics import weight_entropy
+from ssgrpo_lightning.monte_carlo import MonteCarlo
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
 from ssgrpo_lightning.records import Problem, StepScores
-from ssgrpo_lightning.segmenters import ByPattern, Segmenter
+from ssgrpo_lightning.rollouts import Judge, Resampler
+from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
-from ssgrpo_lightning.verifiers import Verifier
+from ssgrpo_lightning.verifiers import FinalNumber, Verifier
 
 NAN = float("nan")
 ARGUMENTS = {
@@ -34,6 +39,7 @@ ARGUMENTS = {
     CausalSteps: {"hidden": 32},
     PublishedEncoder: {"hidden": 32},
     ExactSteps: {"task": ChainArithmetic()},
+    MonteCarlo: {"repeats": 2, "mixed_only": False},
 }
 
 
@@ -80,19 +86,24 @@ def test_segmenter_covers_every_token_once(member):
 
 
 @pytest.fixture
-def scores(make_rollouts):
-    torch.manual_seed(0)
+def eight(make_rollouts):
+    """Eight rollouts of up to four steps; the fourth has no verdict."""
     lengths = [[2, 3, 1], [4], [1, 1, 1, 2], [3, 2], [2, 2], [1, 4], [2], [1, 1, 1]]
-    rollouts = make_rollouts([1.0, 0.0, 0.0, None, 0.5, 1.0, 1.0, 1.0], lengths)
-    outcomes = outcome_scores(rollouts)
-    return with_logits(outcomes, torch.randn(8, 4), NoisyAnd())
+    return make_rollouts([1.0, 0.0, 0.0, None, 0.5, 1.0, 1.0, 1.0], lengths)
+
+
+@pytest.fixture
+def scores(eight):
+    torch.manual_seed(0)
+    return NoisyAnd().read(torch.randn(8, 4), outcome_scores(eight))
 
 
 @each(CreditRule)
 def test_credit_keeps_the_sign_of_the_outcome_and_is_zero_without_one(member, scores):
     advantages = build(member)(scores)
     assert advantages.isfinite().all()
-    assert (advantages * scores.advantages[:, None] >= 0)[scores.mask].all()
+    if member.keeps_sign:
+        assert (advantages * scores.advantages[:, None] >= 0)[scores.mask].all()
     assert (advantages[3] == 0).all()  # no verdict
 
 
@@ -102,10 +113,12 @@ def test_credit_ignores_padding_and_the_order_of_rollouts(member, scores):
     plain = torch.where(scores.mask, rule(scores), 0.0)
 
     def changed(x, how):
-        return replace(x, **{k: how(v) for k, v in vars(x).items()})
+        tensors = {k: how(v) for k, v in vars(x).items() if isinstance(v, torch.Tensor)}
+        return replace(x, **tensors)
 
-    shuffled = rule(changed(scores, lambda x: x[order]))
-    torch.testing.assert_close(torch.where(scores.mask[order], shuffled, 0.0), plain[order])
+    if member.deterministic:  # what a rule draws, it draws by the place in the batch
+        shuffled = rule(changed(scores, lambda x: x[order]))
+        torch.testing.assert_close(torch.where(scores.mask[order], shuffled, 0.0), plain[order])
     pad = torch.nn.functional.pad
     wider = rule(changed(scores, lambda x: pad(x, (0, 2)) if x.ndim == 2 else x))
     torch.testing.assert_close(wider[:, :4][scores.mask], plain[scores.mask])
@@ -137,11 +150,13 @@ def test_all_weights_of_a_rollout_vanishing_become_uniform(scores):
 
 
 @each(Objective)
-def test_objective_skips_groups_that_teach_nothing(member, scores):
-    loss = build(member).loss(torch.randn(8, 4), scores)
-    mixed = mixed_groups(scores.rewards, scores.group)
+def test_objective_skips_rollouts_that_teach_nothing(member, eight, scores):
+    objective = build(member)
+    loss = objective.loss(torch.randn(8, objective.view(eight).steps), scores)
+    learnable = objective.learnable(scores.rewards, scores.group)
+    assert not learnable[3]  # no verdict
     assert loss.isfinite().all()
-    assert (loss[~mixed] == 0).all() and (loss[mixed] != 0).all()
+    assert (loss[~learnable] == 0).all() and (loss[learnable] != 0).all()
 
 
 @each(Objective)
@@ -157,29 +172,59 @@ def test_objective_values_are_probabilities_that_no_later_step_changes(member, s
 
 
 @each(Objective)
-def test_objective_puts_successes_above_failures(member, scores):
-    logits = torch.zeros(8, 4, requires_grad=True)
-    build(member).loss(logits, scores).sum().backward()
-    assert (logits.grad[0][scores.mask[0]] < 0).all()  # the success of its group rises
-    assert (logits.grad[1][scores.mask[1]] > 0).all()  # a failure falls
-    assert (logits.grad[~scores.mask] == 0).all()
+def test_objective_reads_a_value_for_every_step_of_its_view(member, eight, scores):
+    objective = build(member)
+    read = objective.read(torch.randn(8, objective.view(eight).steps), outcome_scores(eight))
+    assert read.values.shape == read.scores.shape == scores.mask.shape
+    assert ((read.baseline > 0) & (read.baseline < 1)).all()
+
+
+@each(Objective)
+def test_objective_puts_successes_above_failures(member, eight, scores):
+    objective = build(member)
+    view = objective.view(eight)
+    logits = torch.zeros(8, view.steps, requires_grad=True)
+    objective.loss(logits, scores).sum().backward()
+    mask = step_lengths(view.step, view.steps) > 0
+    assert (logits.grad[0][mask[0]] < 0).all()  # the success of its group rises
+    assert (logits.grad[1][mask[1]] > 0).all()  # a failure falls
+    assert (logits.grad[~mask] == 0).all()
     assert (logits.grad[3] == 0).all()  # no verdict, no lesson
 
 
 # --- estimators ---------------------------------------------------------------------------------
 
 
-def randomised(member):
-    """An estimator whose every weight matters (read-outs start at zero)."""
-    torch.manual_seed(0)
-    estimator = build(member)
-    for parameter in estimator.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return estimator
+@pytest.fixture
+def randomised(policy):
+    """Builds estimators, bound to the shipped policy, whose every weight matters.
+
+    (Read-outs start at zero.)
+    """
+    judge = Judge(FinalNumber("#"), ByLine())
+
+    def randomise(member):
+        torch.manual_seed(0)
+        estimator = build(member)
+        estimator.load()
+        estimator.bind(policy, Resampler(policy, TransformersEngine(), judge, Sampling(24)))
+        for parameter in estimator.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        return estimator
+
+    return randomise
 
 
 @each(Estimator)
-def test_estimator_reads_a_step_from_its_prefix_only(member, make_rollouts):
+def test_estimator_does_not_take_the_policy_it_is_bound_to_for_its_own(member, randomised, policy):
+    estimator = randomised(member)
+    taken = {x.data_ptr() for x in policy.state_dict().values()}
+    assert policy not in estimator.modules()
+    assert not any(x.data_ptr() in taken for x in estimator.state_dict().values())
+
+
+@each(Estimator)
+def test_estimator_reads_a_step_from_its_prefix_only(member, make_rollouts, randomised):
     estimator = randomised(member)
     rollouts = make_rollouts([1.0, 0.0], [[2, 3, 2], [4, 1, 1]])
     before = estimator(rollouts)
@@ -197,7 +242,7 @@ def test_estimator_reads_a_step_from_its_prefix_only(member, make_rollouts):
 
 
 @each(Estimator)
-def test_estimator_ignores_padding_and_other_groups(member, make_rollouts):
+def test_estimator_ignores_padding_and_other_groups(member, make_rollouts, randomised):
     estimator = randomised(member)
     rollouts = make_rollouts([1.0, 0.0, 1.0], [[2, 3], [4, 1, 2, 6], [1]], group=[0, 1, 2])
     together = estimator(rollouts)
@@ -207,13 +252,13 @@ def test_estimator_ignores_padding_and_other_groups(member, make_rollouts):
 
 
 @each(Estimator)
-def test_estimator_survives_empty_completions(member, make_rollouts):
+def test_estimator_survives_empty_completions(member, make_rollouts, randomised):
     rollouts = make_rollouts([1.0, 0.0], [[], [2]])
     logits = randomised(member)(rollouts)
     assert logits.shape == (2, 1) and logits.isfinite().all()
 
 
-def test_ours_knows_the_order_of_tokens_and_the_published_does_not(make_rollouts):
+def test_ours_knows_the_order_of_tokens_and_the_published_does_not(make_rollouts, randomised):
     rollouts = make_rollouts([1.0, 0.0], [[3], [3]])
     first = rollouts.sampled.nonzero()[0, 1]
     tokens = rollouts.tokens.clone()
@@ -224,8 +269,10 @@ def test_ours_knows_the_order_of_tokens_and_the_published_does_not(make_rollouts
     torch.testing.assert_close(published(rollouts), published(flipped))
 
 
-@each(Estimator)
-def test_estimator_does_not_see_the_outcome_of_the_rollout_it_scores(member, make_rollouts):
+@pytest.mark.parametrize("member", [m for m in members(Estimator) if not m.sees_outcome])
+def test_estimator_does_not_see_the_outcome_of_the_rollout_it_scores(
+    member, make_rollouts, randomised
+):
     estimator = randomised(member)
     rollouts = make_rollouts([1.0, 0.0, 1.0, 0.0], [[2, 2]] * 4, group=[0] * 4)
     same = replace(rollouts, tokens=rollouts.tokens[:1].expand_as(rollouts.tokens))
@@ -282,6 +329,81 @@ def test_hindsight_by_hand():
     expected = torch.tensor([[0.3 + 0.7 * 2 / 7, 0.3 + 0.7 * 12 / 7], [1.0, 1.0]])
     torch.testing.assert_close(weights, expected)
     assert Hindsight(floor=0.0, w_max=1.5).weights(scores)[0, 1] == 1.5
+
+
+def test_step_advantages_by_hand_sum_to_the_group_advantage():
+    # V_0 is the group's mean, 1/2; the last value is the outcome, whatever stands there.
+    scores = outcome_scores_of(values=[[0.9, 0.4], [0.3, 0.4]], rewards=[1.0, 0.0])
+    bare = torch.tensor([[0.4, 0.1], [-0.2, -0.3]])
+    torch.testing.assert_close(StepAdvantage(scale=False)(scores), bare)
+    deviation = 0.5**0.5 + 1e-4
+    torch.testing.assert_close(StepAdvantage()(scores), bare / deviation)
+
+
+def test_step_advantages_of_every_rollout_sum_to_its_group_advantage(scores):
+    total = torch.where(scores.mask, StepAdvantage()(scores), 0.0).sum(1)
+    torch.testing.assert_close(total, scores.advantages)
+
+
+def test_step_advantages_of_a_dead_group_are_zero_if_scaled_and_finite_if_not():
+    scores = outcome_scores_of(values=[[0.9, 0.4], [0.3, 0.4]], rewards=[0.0, 0.0])
+    assert (StepAdvantage()(scores) == 0).all()
+    bare = StepAdvantage(scale=False)(scores)
+    torch.testing.assert_close(bare, torch.tensor([[0.9, -0.9], [0.3, -0.3]]))
+
+
+# --- control arms -------------------------------------------------------------------------------
+
+
+def test_random_weights_are_those_of_the_rollout_with_the_same_entropy(many):
+    rule, mask = Hindsight(), many.mask
+    random = RandomWeights(rule=rule).weights(many)
+    torch.testing.assert_close(
+        weight_entropy(random, mask), weight_entropy(rule.weights(many), mask), equal_nan=True
+    )
+    # Steps of one length keep their mean, so that the weights themselves are the same.
+    even = replace(many, lengths=many.mask.long())
+    moved, own = RandomWeights(rule=rule).weights(even), rule.weights(even)
+    torch.testing.assert_close(in_order(moved, mask), in_order(own, mask))
+    assert (moved != own)[mask].any()
+
+
+def test_shuffled_weights_come_from_other_rollouts_of_the_same_sign(many):
+    # The weight of a step says whose it is.
+    owner = torch.arange(len(many.mask))[:, None].expand(many.mask.shape).float()
+    moved = ShuffledWeights().moved(owner, many, torch.Generator().manual_seed(0)).long()
+    assert (moved != owner)[many.mask].all()
+    assert (many.advantages[moved].sign() == many.advantages[:, None].sign())[many.mask].all()
+    taken = moved[many.mask].bincount(minlength=len(owner))
+    assert torch.equal(taken, many.mask.sum(1))  # every weight is used once
+
+
+@pytest.mark.parametrize("member", [RandomWeights, ShuffledWeights])
+def test_controls_repeat_themselves_and_change_with_update_and_seed(member, many):
+    weights = member().weights(many)
+    assert torch.equal(member().weights(many), weights)
+    assert not torch.equal(member().weights(replace(many, policy_step=1)), weights)
+    assert not torch.equal(member(seed=1).weights(many), weights)
+
+
+def test_a_rollout_alone_with_its_sign_keeps_its_own_weights(scores):
+    alone = replace(scores, advantages=torch.tensor([1.0, -1, -1, 0, -1, -1, -1, -1]))
+    moved = ShuffledWeights().moved(scores.values, alone, torch.Generator().manual_seed(0))
+    assert set(moved[0, :3].tolist()) == set(scores.values[0, :3].tolist())
+
+
+def in_order(weights, mask):
+    return torch.where(mask, weights, 9.0).sort(1).values
+
+
+@pytest.fixture
+def many():
+    """Sixteen rollouts of one group with one to five steps, eight of them successes."""
+    torch.manual_seed(0)
+    mask = torch.arange(5) < torch.randint(1, 6, (16, 1))
+    rewards = (torch.arange(16) < 8).float()
+    scores = outcome_scores_of(torch.rand(16, 5).tolist(), rewards.tolist())
+    return replace(scores, mask=mask, lengths=torch.randint(1, 9, (16, 5)) * mask)
 
 
 def outcome_scores_of(values, rewards):

@@ -1,5 +1,7 @@
 """The audit of step credit on a handful of real groups."""
 
+from dataclasses import replace
+
 import torch
 
 from ssgrpo_lightning.bench import audit
@@ -29,13 +31,17 @@ def test_steps_without_a_future_change_nothing(policy, rollouts, task):
     assert at_error < gains[wrong][later[wrong]].mean() < 0.05
 
 
-def test_the_exact_direction_has_more_signal_than_noise_has(policy, rollouts, task):
-    gains = audit.exact_gains(policy, rollouts, JUDGE, Sampling(48), repeats=4)
-    rows = mixed_groups(rollouts.rewards, rollouts.group).nonzero()[:, 0]
-    noise = torch.randn(gains.shape, generator=torch.Generator().manual_seed(0))
-    ratio = audit.gradient_snr(
-        policy, rollouts.select(rows), gains[rows], {"twice": 2 * gains[rows], "noise": noise[rows]}
+def test_a_direction_that_all_groups_share_has_more_signal_than_noise_has(policy, rollouts):
+    # One mixed group, six times: what its credit has in common is all signal.
+    first = mixed_groups(rollouts.rewards, rollouts.group).nonzero()[0, 0]
+    group = (rollouts.group == rollouts.group[first]).nonzero()[:, 0]
+    six = replace(
+        rollouts.select(group.repeat(6)), group=torch.arange(6).repeat_interleave(len(group))
     )
+    shared = six.rewards[:, None].expand(len(six), six.steps) - 0.5
+    noise = torch.randn(shared.shape, generator=torch.Generator().manual_seed(0))
+    credits = {"twice": 2 * (shared + noise / 10), "noise": noise}
+    ratio = audit.gradient_snr(policy, six, shared + noise / 10, credits)
     torch.testing.assert_close(ratio["twice"], ratio["exact"])  # scale is no signal
     assert ratio["noise"] < ratio["exact"]
 
