@@ -11,7 +11,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -20,13 +19,13 @@ from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
+from ssgrpo_lightning.evaluation import Evaluation
 from ssgrpo_lightning.functional import counted_generator, spread_steps
 from ssgrpo_lightning.gating import FixedGate, Gate, Watch
 from ssgrpo_lightning.interventions import Intervened
-from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.probing import Probe, note_skill, step_skill
-from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
+from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import (
     Judge,
@@ -40,7 +39,7 @@ from ssgrpo_lightning.rollouts import (
 PHASES = ("rollout", "score", "policy", "estimator")
 
 
-class SSGRPO(L.LightningModule):
+class SSGRPO(Evaluation):
     """Step-Sparse GRPO: a policy and a step-value estimator that learn from the same rollouts.
 
     One ``training_step`` is one update: one batch of problems, one ``policy_step``. That is what
@@ -60,6 +59,9 @@ class SSGRPO(L.LightningModule):
             stops; the weights of the best pass stay. Null: all are made, the last weights stay.
         gate: How much of the rule's own gate acts.
         probe: When and how the step skill of the estimator is measured.
+        warmup_updates: First updates in which the estimator learns and the policy does not, as the
+            value pretraining of VAPO (2504.05118). They count as updates in everything else:
+            `max_steps`, schedules, sampling.
         seed: Seed of rollout noise and of the split into minibatches.
     """
 
@@ -77,6 +79,7 @@ class SSGRPO(L.LightningModule):
         estimator_patience: int | None = None,
         gate: Gate = FixedGate(),
         probe: Probe = Probe(),
+        warmup_updates: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -104,6 +107,13 @@ class SSGRPO(L.LightningModule):
                 f"model.credit is {type(credit).__name__}, which needs step values, but "
                 "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
             )
+        if warmup_updates < 0:
+            raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
+        if warmup_updates and not credit.needs_values:
+            raise ValueError(
+                f"model.warmup_updates is {warmup_updates}, but model.credit is "
+                f"{type(credit).__name__}, which needs no estimator that could warm up: set it to 0"
+            )
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
@@ -113,11 +123,10 @@ class SSGRPO(L.LightningModule):
         self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
         self.watch = Watch()
         self.was_open: bool | None = None  # until a gate has acted
-        self.seed = seed
+        self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
-        self.accuracy = Accuracy()
 
     # --- the algorithm -------------------------------------------------------------------------
 
@@ -135,7 +144,7 @@ class SSGRPO(L.LightningModule):
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(rollouts, probe) | skill
+            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
@@ -186,6 +195,8 @@ class SSGRPO(L.LightningModule):
     def policy_phase(self, batch: CreditedRollouts) -> dict[str, Tensor]:
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
+        if self.policy_step < self.warmup_updates:
+            return policy.metrics({})
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -205,11 +216,11 @@ class SSGRPO(L.LightningModule):
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
-    def estimator_phase(self, rollouts: Rollouts, probe: Intervened | None) -> dict[str, Tensor]:
+    def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
         if self.estimator is None or not self.estimator.learns:
             return {}
-        self.datamodule.store(rollouts, keep=self.estimator_every)
+        self.datamodule.store(batch, keep=self.estimator_every)
         if self.policy_step % self.estimator_every:
             return {}
         estimator = self.estimator
@@ -218,10 +229,11 @@ class SSGRPO(L.LightningModule):
         best = BestEpoch(estimator, self.estimator_patience, measure)
         for _ in range(self.estimator_epochs):
             for stored in self.datamodule.buffer:
-                mixed = stored.select(estimator.learnable(stored).nonzero()[:, 0])
-                divisor = parallel.global_sum(self, torch.tensor(float(len(mixed))).to(self.device))
-                parts = whole_groups(mixed, estimator.micro_batch_groups)
-                losses = [partial(estimator.loss, mixed.select(r), divisor) for r in parts]
+                kept = stored.select(estimator.learnable(stored.rollouts).nonzero()[:, 0])
+                count = torch.tensor(float(len(kept.rollouts))).to(self.device)
+                divisor = parallel.global_sum(self, count)
+                parts = whole_groups(kept.rollouts, estimator.micro_batch_groups)
+                losses = [partial(estimator.loss, kept.select(r), divisor) for r in parts]
                 parallel.optimiser_step(self, estimator, optimizer, losses, tally)
             if best.is_over():
                 break
@@ -258,48 +270,12 @@ class SSGRPO(L.LightningModule):
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
 
-    # --- evaluation ----------------------------------------------------------------------------
-
-    def evaluate(self, problems: Sequence[Problem]) -> Rollouts:
-        """One completion of every problem, drawn and judged as in validation and test."""
-        judge = self.datamodule.evaluation_judge
-        return self.collect(problems, 1, self.policy.evaluation, judge)
-
-    def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
-        """One completion of every held-out problem."""
-        rollouts = self.evaluate(problems)
-        self.accuracy.update(rollouts.rewards)
-        size = len(rollouts)
-        self.log("val/reward", rollouts.rewards.nan_to_num().mean(), batch_size=size)
-        self.log("val/mean_length", rollouts.completion_lengths.float().mean(), batch_size=size)
-        self.log("val/clipped_ratio", rollouts.truncated.float().mean(), batch_size=size)
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/accuracy", self.accuracy.compute()["accuracy"], prog_bar=True)
-        self.log("policy_step", float(self.policy_step))
-        self.accuracy.reset()
-
-    def test_step(self, problems: list[Problem], batch_idx: int) -> None:
-        """One completion of every test problem."""
-        self.accuracy.update(self.evaluate(problems).rewards)
-
-    def on_test_epoch_end(self) -> None:
-        result = self.accuracy.compute()
-        self.log_dict({"test/accuracy": result["accuracy"], "policy_step": float(self.policy_step)})
-        self.log_dict({"test/accuracy_low": result["low"], "test/accuracy_high": result["high"]})
-        self.accuracy.reset()
-
     def predict_step(self, problems: list[Problem], batch_idx: int) -> list[dict[str, Any]]:
         """Grouped rollouts, one JSON-ready row each, with the credit of every step."""
         rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
         return prediction_rows(self, rollouts, self.score(rollouts))
 
     # --- Lightning -----------------------------------------------------------------------------
-
-    @property
-    def datamodule(self) -> RolloutDataModule:
-        """The DataModule that owns problems, judge and buffer."""
-        return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
 
     def setup(self, stage: str) -> None:
         """Check what can be checked before any weights load."""
@@ -317,9 +293,15 @@ class SSGRPO(L.LightningModule):
         self.policy.configure_model()
         policy = self.policy.policy
         if self.estimator is not None and policy is not None:
+            self.estimator.configure_model()
             judge, sampling = self.datamodule.judge, self.policy.sampling
             resample = Resampler(policy, self.engine, judge, sampling, self.seed)
             self.estimator.estimator.bind(policy, resample)
+            if self.warmup_updates and not self.estimator.learns:
+                raise ValueError(
+                    f"model.warmup_updates is {self.warmup_updates}, but "
+                    f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
+                )
 
     def configure_optimizers(self) -> Any:
         found = [self.policy.configure_optimizers()]

@@ -14,7 +14,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 # The swap points that no module below imports: their members have short names once imported.
-from ssgrpo_lightning import baselines, controls, monte_carlo, process_rewards  # noqa: F401
+from ssgrpo_lightning import (  # noqa: F401
+    baselines,
+    controls,
+    critic,
+    monte_carlo,
+    process_rewards,
+)
 from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.callbacks import (
     Adversarial,

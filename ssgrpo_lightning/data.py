@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from ssgrpo_lightning.records import Problem, Rollouts
+from ssgrpo_lightning.records import Problem, Rollouts, ScoredRollouts
 from ssgrpo_lightning.rollouts import Judge, from_rows, read_rows
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
 from ssgrpo_lightning.tasks import Split, Task
@@ -95,7 +95,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.predict_split: Split = predict_split
         self.predict_problems = predict_problems
         self.seed = seed
-        self.buffer: deque[Rollouts] = deque()
+        self.buffer: deque[ScoredRollouts] = deque()
         self.problems: dict[Split, Sequence[Problem]] = {}
 
     def setup(self, stage: str) -> None:
@@ -116,9 +116,9 @@ class RolloutDataModule(L.LightningDataModule):
                 "train on: lower rollouts_per_update or give the task more problems"
             )
 
-    def store(self, rollouts: Rollouts, keep: int) -> None:
+    def store(self, batch: ScoredRollouts, keep: int) -> None:
         """Add the groups of an update to the buffer; the oldest beyond `keep` updates leave it."""
-        self.buffer.append(rollouts)
+        self.buffer.append(batch)
         while len(self.buffer) > keep:
             self.buffer.popleft()
 

@@ -49,6 +49,7 @@ def update_row(
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
         "step/gate": module.rule.gate,
         "step/harm": float(bool(module.watch.harm)),
+        "warmup": float(module.policy_step <= module.warmup_updates),
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }

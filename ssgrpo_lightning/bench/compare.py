@@ -22,6 +22,7 @@ from ssgrpo_lightning.bench.runs import Arm, Results, Run, Setting, execute, sta
 from ssgrpo_lightning.bench.settings import ARMS, QUICK, SETTINGS
 from ssgrpo_lightning.bench.summary import Outcome, best_rate, summarise
 from ssgrpo_lightning.bench.summary_page import page
+from ssgrpo_lightning.tiny_policy.build import RECIPES, load_or_build
 
 SEARCH_SEEDS, NOISE_SEEDS = (100, 101), 2
 
@@ -135,22 +136,29 @@ def noisy_runs(setting: Setting, arms: Sequence[Arm], rates: dict[str, float]) -
     ]
 
 
+def taking_part(setting: Setting, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms that are run in a setting."""
+    return [arm for arm in arms if not setting.arms or arm.name in setting.arms]
+
+
 def planned(settings: Sequence[Setting], arms: Sequence[Arm]) -> int:
     """Runs of the whole comparison."""
     anything = {arm.name: 1.0 for arm in arms}
     return sum(
-        len(search_runs(setting, arms))
-        + len(final_runs(setting, arms, anything))
-        + len(noisy_runs(setting, arms, anything))
+        len(search_runs(setting, there))
+        + len(final_runs(setting, there, anything))
+        + len(noisy_runs(setting, there, anything))
         for setting in settings
+        for there in [taking_part(setting, arms)]
     )
 
 
-def compare(settings: Sequence[Setting], arms: Sequence[Arm], campaign: Campaign) -> list[Outcome]:
+def compare(settings: Sequence[Setting], every: Sequence[Arm], campaign: Campaign) -> list[Outcome]:
     """Do all runs, a setting after the other."""
     outcomes: dict[str, Outcome] = {}
     for setting in settings:
         outcome = outcomes[setting.name] = Outcome(setting)
+        arms = taking_part(setting, every)
         search = search_runs(setting, arms)
         campaign.carry_out(search)
         for run in search:
@@ -229,6 +237,9 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--arms", type=listed, help="names from bench/settings.py: a,b")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--budget-minutes", type=float, help="start no run that would end later")
+    parser.add_argument(
+        "--policies", type=Path, default=Path("runs/policies"), help="folder of built policies"
+    )
     parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of configs")
     options = parser.parse_args(args)
     start = time.monotonic()
@@ -239,6 +250,12 @@ def main(args: list[str] | None = None) -> None:
             Run(settings[0], arm, 0.0, 0).configs(options.configs)
     except ValueError as error:
         parser.error(str(error))
+    for name in {setting.policy for setting in settings} & RECIPES.keys():
+        load_or_build(name, options.policies / name)
+    settings = [
+        replace(s, policy=str(options.policies / s.policy)) if s.policy in RECIPES else s
+        for s in settings
+    ]
     minutes = options.budget_minutes
     deadline = None if minutes is None else start + 60 * minutes
     campaign = Campaign(results, options.jobs, deadline, planned(settings, arms))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssgrpo_lightning.baselines import ExactSteps, GroupStatistics, SharedState
+from ssgrpo_lightning.baselines import ExactSteps, GroupStatistics
 from ssgrpo_lightning.bench import figures
 from ssgrpo_lightning.bench.command import arguments, finish
 from ssgrpo_lightning.bench.credit_page import CALIBRATED, COLUMNS, DEFAULT, PLAIN, page
@@ -28,18 +28,27 @@ from ssgrpo_lightning.bench.measure import (
     shortcuts,
     snr_gains,
 )
+from ssgrpo_lightning.controls import ShuffledWeights
 from ssgrpo_lightning.credit import (
     Broadcast,
     CreditRule,
     Hindsight,
+    ProcessAdvantage,
     PublishedProduct,
     SignAware,
+    Survival,
     ValueGain,
     outcome_scores,
 )
 from ssgrpo_lightning.estimator_module import EstimatorModule
-from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
-from ssgrpo_lightning.objectives import NoisyAnd, Objective, PublishedMSE
+from ssgrpo_lightning.estimators import (
+    CausalSteps,
+    Estimator,
+    GroupConfidence,
+    PublishedEncoder,
+    SharedState,
+)
+from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective, PublishedMSE
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 from ssgrpo_lightning.records import Rollouts, StepScores
 from ssgrpo_lightning.rollouts import whole_groups
@@ -63,12 +72,17 @@ def systems(task: ChainArithmetic) -> dict[str, System]:
     """All that are compared, each with its weighting fully open."""
     return {
         PLAIN: System(Broadcast()),
+        "exact steps, survival": System(Survival(), lambda: ExactSteps(task)),
         "exact steps, hindsight": System(Hindsight(), lambda: ExactSteps(task)),
+        "exact steps, process reward": System(
+            ProcessAdvantage(), lambda: ExactSteps(task), PublishedMSE()
+        ),
         "published": System(PublishedProduct(), PublishedEncoder, PublishedMSE()),
         "published, sign-aware": System(SignAware(), PublishedEncoder, PublishedMSE()),
-        "group statistics": System(SignAware(), GroupStatistics, PublishedMSE()),
-        "shared state": System(ValueGain(), SharedState, PublishedMSE()),
-        DEFAULT: System(ValueGain(), CausalSteps),
+        "group statistics": System(SignAware(), GroupStatistics, LeaveOneOut()),
+        DEFAULT: System(ValueGain(), SharedState, LeaveOneOut(), lr=1e-2),
+        "shuffled": System(ShuffledWeights(), SharedState, LeaveOneOut(), lr=1e-2),
+        "causal steps": System(ValueGain(), CausalSteps),
         "group confidence": System(Hindsight(), GroupConfidence, lr=1e-2),
     }
 
@@ -83,7 +97,8 @@ def fit(system: System, rollouts: Rollouts, seed: int) -> EstimatorModule | None
         optimizer = torch.optim.AdamW(module.parameters(), lr=system.lr, weight_decay=0.01)
         for rows in whole_groups(rollouts, 32):
             part = rollouts.select(rows)
-            loss, _ = module.loss(part, module.learnable(part).sum().float().clamp(min=1))
+            learnable = module.learnable(part).sum().float()
+            loss, _ = module.loss(module.scored(part), learnable.clamp(min=1))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)

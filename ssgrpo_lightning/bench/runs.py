@@ -55,7 +55,7 @@ class Setting:
     task: Task
     """Where problems come from; held-out ones are its validation split."""
     policy: str = TINY_POLICY
-    """Policy that every run starts from."""
+    """Policy that every run starts from: name, folder, or a task of `tiny_policy`, then built."""
     verifier: Verifier = FinalNumber("#")
     """Judges completions; in evaluation always without noise."""
     rollouts_per_update: int = 64
@@ -74,6 +74,8 @@ class Setting:
     """Earlier setting whose best rates are used, in place of a search; empty: none."""
     flips: tuple[float, ...] = ()
     """Shares of verdicts turned round, besides 0, that noisy arms are run with."""
+    arms: tuple[str, ...] = ()
+    """Names of the arms that are run; empty: all."""
 
     def __post_init__(self) -> None:
         if self.updates % self.evaluate_every:

@@ -19,15 +19,18 @@ from ssgrpo_lightning.functional.advantages import (
 from ssgrpo_lightning.functional.credit import (
     evidence_logit,
     fall_shares,
+    gae,
     gain_weights,
     gated,
+    lambda_returns,
     mean_one,
     process_advantages,
     sign_aware,
     step_advantages,
     survival_gains,
     value_gains,
-    whitened,
+    whiten,
+    whiten_by_place,
     window_mean,
 )
 from ssgrpo_lightning.functional.outcomes import (
@@ -36,6 +39,7 @@ from ssgrpo_lightning.functional.outcomes import (
     outcome_loss,
     pairwise_loss,
     prefix_loss,
+    value_loss,
 )
 from ssgrpo_lightning.functional.shuffles import (
     counted_generator,
@@ -65,6 +69,7 @@ __all__ = [
     "evidence_logit",
     "fall_shares",
     "falls_at",
+    "gae",
     "gain_weights",
     "gated",
     "group_advantages",
@@ -74,6 +79,7 @@ __all__ = [
     "group_std",
     "group_sum",
     "kl_k3",
+    "lambda_returns",
     "lay_out_steps",
     "mean_one",
     "mean_steps",
@@ -96,6 +102,8 @@ __all__ = [
     "step_lengths",
     "survival_gains",
     "value_gains",
-    "whitened",
+    "value_loss",
+    "whiten",
+    "whiten_by_place",
     "window_mean",
 ]

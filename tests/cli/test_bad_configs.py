@@ -17,6 +17,7 @@ def _no_weights_load(monkeypatch):
         raise AssertionError("weights were loaded before the config was checked")
 
     monkeypatch.setattr(Pretrained, "load", refuse)
+    monkeypatch.setattr(Pretrained, "load_trunk", refuse)
 
 
 def refused(capsys, root, *args) -> str:
@@ -38,6 +39,15 @@ def refused(capsys, root, *args) -> str:
         (["--model.credit=Nonsense"], ["Nonsense"]),
         (["--model.muu=3"], ["muu"]),
         (["--model.inner_epochs=0"], ["model.inner_epochs is 0", "at least 1"]),
+        (["--model.warmup_updates=-1"], ["model.warmup_updates is -1", "at least 0"]),
+        (
+            ["--model.warmup_updates=2", "--model.credit=Broadcast"],
+            ["warmup_updates is 2", "Broadcast", "set it to 0"],
+        ),
+        (
+            ["--model.credit={class_path: GAE, init_args: {lam: 2}}"],
+            ["GAE has lam 2.0", "0 <= lam <= 1"],
+        ),
         (["--model.estimator=null"], ["ValueGain", "needs step values", "Broadcast"]),
         (["--model.policy.sampling.top_p=0.9"], ["top_p 0.9", "null in training", "evaluation"]),
         (["--model.policy.sampling.temperature=0"], ["temperature is 0.0", "greater than 0"]),

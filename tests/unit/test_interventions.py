@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssgrpo_lightning.baselines import ExactSteps
-from ssgrpo_lightning.credit import outcome_scores, with_logits
+from ssgrpo_lightning.credit import outcome_scores
 from ssgrpo_lightning.estimators import GroupConfidence
 from ssgrpo_lightning.functional import above_chance, falls_at, step_fingerprints, step_lengths
 from ssgrpo_lightning.interventions import (
@@ -127,7 +127,7 @@ def test_a_batch_alike_leaves_nothing_to_swap(make_rollouts):
 
 def scorer(logits_of):
     """An estimator given as a function of rollouts, read as noisy-AND."""
-    return lambda rollouts: with_logits(outcome_scores(rollouts), logits_of(rollouts), NoisyAnd())
+    return lambda rollouts: NoisyAnd().read(logits_of(rollouts), outcome_scores(rollouts))
 
 
 def blank(rollouts):
