@@ -24,7 +24,7 @@ from ssgrpo_lightning.policy import TINY_POLICY
 from ssgrpo_lightning.tasks import Task
 from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
 
-PASS_K, SAMPLES, SAMPLED_PROBLEMS, PORTION = 8, 16, 128, 32
+PASS_K, SAMPLES, SAMPLED_PROBLEMS, PORTION = 8, 16, 64, 32
 RESULT_FIELDS = {"curve", "seconds_per_update", "pass_at_8", "wall_seconds"}
 
 
