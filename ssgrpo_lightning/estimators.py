@@ -30,6 +30,8 @@ class Estimator(nn.Module, ABC):
 
     sees_outcome: ClassVar[bool] = False
     """Whether the reward of a rollout enters the logits of its own steps."""
+    by_identity: ClassVar[bool] = False
+    """Whether all that counts of a step is which others of its group are equal to it."""
     calls: int = 0
     """What has been bought so far: re-rollouts, or steps checked; 0 for those that ask nobody."""
 
@@ -65,6 +67,8 @@ class SharedState(Estimator):
         prior: Rollouts at the mean of all the others that are counted beside those through the
             prefix, to start from.
     """
+
+    by_identity: ClassVar[bool] = True
 
     def __init__(self, prior: float = 1.0) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ def test_the_table_holds_every_system_and_the_oracle_knows_every_first_error(fou
 def test_what_learns_has_a_figure_a_seed_and_what_does_not_has_one(found):
     rows = found["systems"]
     seeds = rows["SS-GRPO (quickstart)"]["step_auc_seeds"]
-    assert len(seeds) == 2 and len(rows["shared state"]["step_auc_seeds"]) == 1
+    assert len(seeds) == 2 and len(rows["group statistics"]["step_auc_seeds"]) == 1
     assert rows["SS-GRPO (quickstart)"]["step_auc"] == pytest.approx(sum(seeds) / 2)
 
 

@@ -128,7 +128,7 @@ def test_twice_as_fast_needs_half_the_rollouts():
 def test_share_of_the_exact_gain():
     def table(exact):
         ours, grpo = (0.62, 0.72, 0.66), (0.6, 0.7, 0.64)
-        arms = {"ours": ours, "grpo": grpo, "exact": exact}
+        arms = {"ours": ours, "grpo": grpo, "exact_credit": exact}
         return {n: {i: flat(v) for i, v in enumerate(values)} for n, values in arms.items()}
 
     share, (low, high) = summary.captured([table((0.7, 0.8, 0.74))])

@@ -14,6 +14,7 @@ from ssgrpo_lightning.gating import FixedGate, SkillGate, Watch
 from tests.conftest import QUICKSTART, REPOSITORY, metrics, run_folder, small
 
 SKILL_GATE = f"--config={REPOSITORY / 'configs/skill_gate.yaml'}"
+CAUSAL = f"--config={REPOSITORY / 'configs/causal_steps.yaml'}"
 # Enough rollouts that some succeed, and their steps can be swapped.
 WIDE = "--data.rollouts_per_update=64"
 ALL_ONE = {
@@ -176,7 +177,7 @@ def test_without_skill_the_run_is_grpo_bit_for_bit_and_the_estimator_learns(tmp_
 def test_with_skill_it_is_not(tmp_path, caplog):
     grpo = fit(tmp_path / "a", f"--config={REPOSITORY / 'configs/grpo.yaml'}")
     eager = ["--model.gate.init_args.open_at=0", "--model.probe.every=1"]
-    gated = fit(tmp_path / "b", SKILL_GATE, *eager)
+    gated = fit(tmp_path / "b", CAUSAL, SKILL_GATE, *eager)
     assert not torch.equal(weights(grpo.policy), weights(gated.policy))
     assert "gate open: step skill" in caplog.text
 
