@@ -6,12 +6,11 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -19,13 +18,17 @@ from ssgrpo_lightning import parallel
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
-from ssgrpo_lightning.estimator_module import EstimatorModule
+from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
+from ssgrpo_lightning.evaluation import Evaluation
 from ssgrpo_lightning.functional import counted_generator, spread_steps
-from ssgrpo_lightning.metrics import Accuracy
+from ssgrpo_lightning.gating import FixedGate, Gate, Watch
+from ssgrpo_lightning.interventions import Intervened
 from ssgrpo_lightning.policy_module import PolicyModule
-from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, StepScores
+from ssgrpo_lightning.probing import Probe, note_skill, step_skill
+from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import (
+    Judge,
     Resampler,
     collect,
     micro_batches,
@@ -36,7 +39,7 @@ from ssgrpo_lightning.rollouts import (
 PHASES = ("rollout", "score", "policy", "estimator")
 
 
-class SSGRPO(L.LightningModule):
+class SSGRPO(Evaluation):
     """Step-Sparse GRPO: a policy and a step-value estimator that learn from the same rollouts.
 
     One ``training_step`` is one update: one batch of problems, one ``policy_step``. That is what
@@ -52,6 +55,13 @@ class SSGRPO(L.LightningModule):
         minibatches: Optimiser steps of one such pass.
         estimator_every: Policy updates between two estimator phases; the first has one.
         estimator_epochs: Passes of an estimator phase over the rollouts since the last one.
+        estimator_patience: Passes in a row whose step skill lies under the best after which a phase
+            stops; the weights of the best pass stay. Null: all are made, the last weights stay.
+        gate: How much of the rule's own gate acts.
+        probe: When and how the step skill of the estimator is measured.
+        warmup_updates: First updates in which the estimator learns and the policy does not, as the
+            value pretraining of VAPO (2504.05118). They count as updates in everything else:
+            `max_steps`, schedules, sampling.
         seed: Seed of rollout noise and of the split into minibatches.
     """
 
@@ -66,6 +76,10 @@ class SSGRPO(L.LightningModule):
         minibatches: int = 1,
         estimator_every: int = 1,
         estimator_epochs: int = 1,
+        estimator_patience: int | None = None,
+        gate: Gate = FixedGate(),
+        probe: Probe = Probe(),
+        warmup_updates: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -78,10 +92,27 @@ class SSGRPO(L.LightningModule):
         for field, value in counts.items():
             if value < 1:
                 raise ValueError(f"model.{field} is {value}, must be at least 1")
+        if estimator_patience is not None and not 1 <= estimator_patience < estimator_epochs:
+            raise ValueError(
+                f"model.estimator_patience is {estimator_patience}, must be at least 1 and under "
+                f"model.estimator_epochs ({estimator_epochs}), or null to make every pass"
+            )
+        if gate.needs_skill and not probe.every:
+            raise ValueError(
+                f"model.gate is {type(gate).__name__}, which reads the step skill, but "
+                "model.probe.every is 0, so that none is measured: set it to 2, or use FixedGate"
+            )
         if credit.needs_values and estimator is None:
             raise ValueError(
                 f"model.credit is {type(credit).__name__}, which needs step values, but "
                 "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
+            )
+        if warmup_updates < 0:
+            raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
+        if warmup_updates and not credit.needs_values:
+            raise ValueError(
+                f"model.warmup_updates is {warmup_updates}, but model.credit is "
+                f"{type(credit).__name__}, which needs no estimator that could warm up: set it to 0"
             )
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
@@ -89,11 +120,13 @@ class SSGRPO(L.LightningModule):
         self.scale_rewards: Literal["group", "batch", "none"] = scale_rewards
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
-        self.seed = seed
+        self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
+        self.watch = Watch()
+        self.was_open: bool | None = None  # until a gate has acted
+        self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
-        self.accuracy = Accuracy()
 
     # --- the algorithm -------------------------------------------------------------------------
 
@@ -104,16 +137,19 @@ class SSGRPO(L.LightningModule):
             rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
         with self.phase("score"):
             scores = self.score(rollouts)  # before the estimator has learnt from them
-            step_advantages = self.credit(scores)
+            probe = self.probe(self, rollouts)
+            skill = note_skill(self, probe)
+            step_advantages = self.rule(scores)
             advantages = spread_steps(step_advantages, rollouts.step)
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(rollouts)
+            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
         log_row(self, metrics)
+        self.watch = self.gate.follow(self.watch, metrics)
         return {
             "rollouts": rollouts,
             "scores": scores,
@@ -122,13 +158,22 @@ class SSGRPO(L.LightningModule):
             "metrics": metrics,
         }
 
-    def collect(self, problems: Sequence[Problem], group_size: int, sampling: Sampling) -> Rollouts:
-        """Sample groups from the policy as it is now, verify them and cut them into steps."""
+    def collect(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        judge: Judge | None = None,
+    ) -> Rollouts:
+        """Sample groups from the policy as it is now, verify them and cut them into steps.
+
+        The judge is that of training unless another is given.
+        """
         assert self.policy.policy is not None
         return collect(
             self.policy.policy,
             self.engine,
-            self.datamodule.judge,
+            judge or self.datamodule.judge,
             problems,
             group_size,
             sampling,
@@ -141,9 +186,17 @@ class SSGRPO(L.LightningModule):
         outcomes = outcome_scores(rollouts, self.scale_rewards)
         return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
 
+    @property
+    def rule(self) -> CreditRule:
+        """The credit rule with as much of its gate as acts now."""
+        skill = 0.0 if self.estimator is None else self.estimator.mean_skill
+        return self.gate.acting(self.credit, skill, self.watch)
+
     def policy_phase(self, batch: CreditedRollouts) -> dict[str, Tensor]:
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
+        if self.policy_step < self.warmup_updates:
+            return policy.metrics({})
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -163,22 +216,28 @@ class SSGRPO(L.LightningModule):
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
-    def estimator_phase(self, rollouts: Rollouts) -> dict[str, Tensor]:
+    def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
         if self.estimator is None or not self.estimator.learns:
             return {}
-        self.datamodule.store(rollouts, keep=self.estimator_every)
+        self.datamodule.store(batch, keep=self.estimator_every)
         if self.policy_step % self.estimator_every:
             return {}
         estimator = self.estimator
         optimizer, tally = self.optimizers_by_name()["estimator"], parallel.Tally()
+        measure = partial(step_skill, self, probe)
+        best = BestEpoch(estimator, self.estimator_patience, measure)
         for _ in range(self.estimator_epochs):
             for stored in self.datamodule.buffer:
-                mixed = stored.select(estimator.learnable(stored).nonzero()[:, 0])
-                divisor = parallel.global_sum(self, torch.tensor(float(len(mixed))).to(self.device))
-                parts = whole_groups(mixed, estimator.micro_batch_groups)
-                losses = [partial(estimator.loss, mixed.select(r), divisor) for r in parts]
+                kept = stored.select(estimator.learnable(stored.rollouts).nonzero()[:, 0])
+                count = torch.tensor(float(len(kept.rollouts))).to(self.device)
+                divisor = parallel.global_sum(self, count)
+                parts = whole_groups(kept.rollouts, estimator.micro_batch_groups)
+                losses = [partial(estimator.loss, kept.select(r), divisor) for r in parts]
                 parallel.optimiser_step(self, estimator, optimizer, losses, tally)
+            if best.is_over():
+                break
+        best.restore()
         self.datamodule.buffer.clear()
         means = tally.means(self, "steps")
         return {f"estimator/{name}": means[name] for name in ("loss", "grad_norm") if name in means}
@@ -211,43 +270,12 @@ class SSGRPO(L.LightningModule):
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
 
-    # --- evaluation ----------------------------------------------------------------------------
-
-    def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
-        """One completion of every held-out problem."""
-        rollouts = self.collect(problems, 1, self.policy.evaluation)
-        self.accuracy.update(rollouts.rewards)
-        size = len(rollouts)
-        self.log("val/reward", rollouts.rewards.nan_to_num().mean(), batch_size=size)
-        self.log("val/mean_length", rollouts.completion_lengths.float().mean(), batch_size=size)
-        self.log("val/clipped_ratio", rollouts.truncated.float().mean(), batch_size=size)
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/accuracy", self.accuracy.compute()["accuracy"], prog_bar=True)
-        self.log("policy_step", float(self.policy_step))
-        self.accuracy.reset()
-
-    def test_step(self, problems: list[Problem], batch_idx: int) -> None:
-        """One completion of every test problem."""
-        self.accuracy.update(self.collect(problems, 1, self.policy.evaluation).rewards)
-
-    def on_test_epoch_end(self) -> None:
-        result = self.accuracy.compute()
-        self.log_dict({"test/accuracy": result["accuracy"], "policy_step": float(self.policy_step)})
-        self.log_dict({"test/accuracy_low": result["low"], "test/accuracy_high": result["high"]})
-        self.accuracy.reset()
-
     def predict_step(self, problems: list[Problem], batch_idx: int) -> list[dict[str, Any]]:
         """Grouped rollouts, one JSON-ready row each, with the credit of every step."""
         rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
         return prediction_rows(self, rollouts, self.score(rollouts))
 
     # --- Lightning -----------------------------------------------------------------------------
-
-    @property
-    def datamodule(self) -> RolloutDataModule:
-        """The DataModule that owns problems, judge and buffer."""
-        return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
 
     def setup(self, stage: str) -> None:
         """Check what can be checked before any weights load."""
@@ -265,9 +293,15 @@ class SSGRPO(L.LightningModule):
         self.policy.configure_model()
         policy = self.policy.policy
         if self.estimator is not None and policy is not None:
+            self.estimator.configure_model()
             judge, sampling = self.datamodule.judge, self.policy.sampling
             resample = Resampler(policy, self.engine, judge, sampling, self.seed)
             self.estimator.estimator.bind(policy, resample)
+            if self.warmup_updates and not self.estimator.learns:
+                raise ValueError(
+                    f"model.warmup_updates is {self.warmup_updates}, but "
+                    f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
+                )
 
     def configure_optimizers(self) -> Any:
         found = [self.policy.configure_optimizers()]
@@ -283,8 +317,13 @@ class SSGRPO(L.LightningModule):
             self.trainer.training = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["ssgrpo"] = {"policy_step": self.policy_step, "num_tokens": self.num_tokens}
+        checkpoint["ssgrpo"] = {
+            "policy_step": self.policy_step,
+            "num_tokens": self.num_tokens,
+            "watch": asdict(self.watch),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.policy_step = checkpoint["ssgrpo"]["policy_step"]
         self.num_tokens = checkpoint["ssgrpo"]["num_tokens"]
+        self.watch = Watch(**checkpoint["ssgrpo"].get("watch", {}))

@@ -1,22 +1,15 @@
 """Estimators that learn nothing: what the group alone, or the task itself, says about a step.
 
-Compared systems; members of the same swap point as the learnt ones in `estimators`. Use those that
-give a value (`SharedState`, `GroupStatistics`) with the objective `PublishedMSE`, which reads the
-score of a step as it stands, and `ExactSteps` with `NoisyAnd`.
+Compared systems; members of the same swap point as the learnt ones in `estimators`. Use
+`GroupStatistics` with the objective `LeaveOneOut`, `ExactSteps` with `NoisyAnd`.
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from ssgrpo_lightning.estimators import Estimator
-from ssgrpo_lightning.functional import (
-    group_evidence,
-    others_mean,
-    prefix_fingerprints,
-    step_fingerprints,
-    step_lengths,
-)
+from ssgrpo_lightning.estimators import Estimator, others_logit
+from ssgrpo_lightning.functional import step_fingerprints, step_lengths
 from ssgrpo_lightning.records import Rollouts
 from ssgrpo_lightning.tasks import ChainArithmetic
 
@@ -42,26 +35,9 @@ class GroupStatistics(Estimator):
             )
         self.prior = prior
 
-    def key(self, rollouts: Rollouts) -> Int[Tensor, "rollout step"]:
-        """What makes two steps the same: their tokens."""
-        return step_fingerprints(rollouts.tokens, rollouts.step, rollouts.steps)
-
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
-        mask = step_lengths(rollouts.step, rollouts.steps) > 0
-        won, lost = group_evidence(self.key(rollouts), mask, rollouts.rewards, rollouts.group)
-        expected = self.prior * others_mean(rollouts.rewards, rollouts.group)[:, None]
-        return torch.logit((won + expected) / (won + lost + self.prior))
-
-
-class SharedState(GroupStatistics):
-    """Share of successes among the other rollouts of the group that pass through the same prefix.
-
-    A prefix tree of the group, as TEMPO (2509.18314); long free text shares short prefixes only.
-    """
-
-    def key(self, rollouts: Rollouts) -> Int[Tensor, "rollout step"]:
-        """What makes two steps the same: their tokens and all before them."""
-        return prefix_fingerprints(rollouts.tokens, rollouts.step, rollouts.steps)
+        key = step_fingerprints(rollouts.tokens, rollouts.step, rollouts.steps)
+        return others_logit(rollouts, key, torch.tensor(self.prior).to(rollouts.logprobs))
 
 
 class ExactSteps(Estimator):

@@ -14,9 +14,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 # The swap points that no module below imports: their members have short names once imported.
-from ssgrpo_lightning import baselines, controls, monte_carlo, process_rewards  # noqa: F401
+from ssgrpo_lightning import (  # noqa: F401
+    baselines,
+    controls,
+    critic,
+    monte_carlo,
+    process_rewards,
+)
 from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.callbacks import (
+    Adversarial,
     PhaseBar,
     PredictionWriter,
     RolloutLog,
@@ -57,6 +64,7 @@ class SSGRPOCLI(LightningCLI):
         parser.add_lightning_class_args(PhaseBar, "progress")
         parser.add_lightning_class_args(WeightEntropy, "weight_entropy")
         parser.add_lightning_class_args(RolloutLog, "rollout_log")
+        parser.add_lightning_class_args(Adversarial, "adversarial")
         parser.add_lightning_class_args(WandbRun, "wandb_run")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
 

@@ -6,7 +6,7 @@ sound step of a success praised most.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from ssgrpo_lightning.functional import (
     clipped_baseline,
     fall_shares,
+    gae,
     gain_weights,
     gated,
     group_advantages,
@@ -27,10 +28,12 @@ from ssgrpo_lightning.functional import (
     sign_aware,
     step_advantages,
     step_lengths,
+    survival_gains,
     value_gains,
+    whiten,
+    whiten_by_place,
     window_mean,
 )
-from ssgrpo_lightning.objectives import Objective
 from ssgrpo_lightning.records import Rollouts, StepScores
 
 PerStep = Float[Tensor, "rollout step"]
@@ -54,12 +57,6 @@ def outcome_scores(
         group=rollouts.group,
         policy_step=rollouts.policy_step,
     )
-
-
-def with_logits(outcomes: StepScores, logits: PerStep, objective: Objective) -> StepScores:
-    """The same record with the estimator's logits read as scores and values."""
-    values = objective.values(logits, outcomes.baseline)
-    return replace(outcomes, scores=objective.scores(logits), values=values)
 
 
 class CreditRule(ABC):
@@ -270,3 +267,59 @@ class Hindsight(Weighting):
         shares = mean_one(fall_shares(gains), scores.lengths)
         blame = (self.floor + (1 - self.floor) * shares).clamp(max=self.w_max)
         return torch.where(scores.advantages[:, None] < 0, blame, 1.0)
+
+
+@dataclass(frozen=True)
+class Survival(CreditRule):
+    """What each step did to the chance that every step is sound, whiten_by_place over the batch.
+
+    The outcome enters only through the estimator, so a group without a success teaches too. Exact
+    soundness makes of this the least noisy credit that we know; soundness read from the policy's
+    own confidence makes of it a drive to be more confident.
+    """
+
+    keeps_sign: ClassVar[bool] = False
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        gains = survival_gains(scores.scores, scores.mask)
+        judged = ~scores.rewards.isnan()[:, None] * scores.lengths
+        return torch.where(judged > 0, whiten_by_place(gains, judged), 0.0)
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)
+
+
+@dataclass(frozen=True)
+class GAE(CreditRule):
+    """Generalised advantage estimation over steps, as PPO with a critic (1506.02438 eq. 16).
+
+    Looks at no group: the advantage of a step is what came out less what a value model expected
+    before it, so that groups of equal outcomes train the policy, too. With steps of one token
+    (segmenter `ByTokens`) it is PPO's own. V_0 is the critic's value of the prompt under the
+    objective `ValueRegression`, and the group's mean under the others.
+    """
+
+    keeps_sign: ClassVar[bool] = False
+    lam: float = 0.95
+    """Trust in the outcome over later values: 1 gives R - V_{t-1}, 0 gives V_t - V_{t-1}."""
+    gamma: float = 1.0
+    """Discount per step."""
+    whiten: bool = True
+    """Bring the advantages of the rank's tokens to mean 0 and deviation 1 in every update."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.lam <= 1 and 0 < self.gamma <= 1):
+            raise ValueError(
+                f"GAE has lam {self.lam} and gamma {self.gamma}, must be 0 <= lam <= 1 and "
+                "0 < gamma <= 1: 0.95 and 1 are usual"
+            )
+
+    def __call__(self, scores: StepScores) -> PerStep:
+        advantages = gae(
+            scores.values, scores.baseline, scores.rewards, scores.mask, self.lam, self.gamma
+        )
+        known = ~scores.rewards.isnan()[:, None]
+        return whiten(advantages, (scores.lengths * known).float()) if self.whiten else advantages
+
+    def weights(self, scores: StepScores) -> PerStep:
+        return torch.ones_like(scores.values)

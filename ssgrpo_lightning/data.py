@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from ssgrpo_lightning.records import Problem, Rollouts
+from ssgrpo_lightning.records import Problem, Rollouts, ScoredRollouts
 from ssgrpo_lightning.rollouts import Judge, from_rows, read_rows
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
 from ssgrpo_lightning.tasks import Split, Task
@@ -66,6 +66,7 @@ class RolloutDataModule(L.LightningDataModule):
         segmenter: Cuts completions into steps.
         group_size: Rollouts per problem (K); the group is what an advantage is relative to.
         rollouts_per_update: Rollouts of one policy update, over all ranks.
+        evaluation_verifier: Judges completions in validation and test; null: `verifier`.
         validation_batch: Problems evaluated together.
         predict_split: Split whose problems ``predict`` samples groups for.
         predict_problems: Number of those problems; null: all.
@@ -79,6 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
         segmenter: Segmenter = ByLine(),
         group_size: int = 8,
         rollouts_per_update: int = 256,
+        evaluation_verifier: Verifier | None = None,
         validation_batch: int = 256,
         predict_split: Split = "train",
         predict_problems: int | None = 256,
@@ -87,12 +89,13 @@ class RolloutDataModule(L.LightningDataModule):
         super().__init__()
         _check_groups(group_size, rollouts_per_update)
         self.task, self.judge = task, Judge(verifier, segmenter)
+        self.evaluation_judge = Judge(evaluation_verifier or verifier, segmenter)
         self.group_size, self.rollouts_per_update = group_size, rollouts_per_update
         self.validation_batch = validation_batch
         self.predict_split: Split = predict_split
         self.predict_problems = predict_problems
         self.seed = seed
-        self.buffer: deque[Rollouts] = deque()
+        self.buffer: deque[ScoredRollouts] = deque()
         self.problems: dict[Split, Sequence[Problem]] = {}
 
     def setup(self, stage: str) -> None:
@@ -113,9 +116,9 @@ class RolloutDataModule(L.LightningDataModule):
                 "train on: lower rollouts_per_update or give the task more problems"
             )
 
-    def store(self, rollouts: Rollouts, keep: int) -> None:
+    def store(self, batch: ScoredRollouts, keep: int) -> None:
         """Add the groups of an update to the buffer; the oldest beyond `keep` updates leave it."""
-        self.buffer.append(rollouts)
+        self.buffer.append(batch)
         while len(self.buffer) > keep:
             self.buffer.popleft()
 

@@ -3,6 +3,8 @@
 Fitted by `alternation.SSGRPO` while the policy learns, or alone on stored rollouts.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ from jaxtyping import Bool, Float
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
-from ssgrpo_lightning.credit import outcome_scores, with_logits
+from ssgrpo_lightning.credit import outcome_scores
 from ssgrpo_lightning.estimators import CausalSteps, Estimator
-from ssgrpo_lightning.functional import mixed_groups
 from ssgrpo_lightning.metrics import last_value, ranking_accuracy
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
 from ssgrpo_lightning.policy_module import with_schedule
-from ssgrpo_lightning.records import Rollouts, StepScores
+from ssgrpo_lightning.records import Rollouts, ScoredRollouts, StepScores
+from ssgrpo_lightning.rollouts import whole_groups
+
+SKILL_MEMORY = 0.9
 
 
 class EstimatorModule(L.LightningModule):
@@ -64,11 +68,10 @@ class EstimatorModule(L.LightningModule):
         self.objective, self.max_grad_norm = objective, max_grad_norm
         self.micro_batch_groups = micro_batch_groups
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
-        self.ready = False
+        self.checkpoint, self.ready = checkpoint, False
         self.last_calls = 0
-        if checkpoint is not None:
-            state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-            self.load_state_dict(state)
+        # From 0, so that an estimator has to earn its skill, and one lucky probe is none.
+        self.mean_skill = 0.0
 
     @property
     def learns(self) -> bool:
@@ -84,16 +87,27 @@ class EstimatorModule(L.LightningModule):
     def margin(self, value: float) -> None:
         self.objective = replace(self.objective, margin=value)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
+    def note_skill(self, skill: float) -> None:
+        """Let the running mean of the step skill follow a new measurement, in (-inf, 1]."""
+        self.mean_skill = SKILL_MEMORY * self.mean_skill + (1 - SKILL_MEMORY) * skill
+
     def get_extra_state(self) -> dict[str, float | None]:
-        """The margin moves while training, so it is saved with the weights."""
-        return {"margin": self.margin}
+        """Margin and skill move while training, so they are saved with the weights."""
+        return {"margin": self.margin, "mean_skill": self.mean_skill}
 
     def set_extra_state(self, state: dict[str, float | None]) -> None:
         if self.margin is not None and state["margin"] is not None:
             self.margin = state["margin"]
+        self.mean_skill = state.get("mean_skill") or 0.0
 
     def configure_model(self) -> None:
+        if self.ready:
+            return
         self.ready = True
+        self.estimator.load()
+        if self.checkpoint is not None:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            self.load_state_dict(state["state_dict"])
 
     def configure_optimizers(self) -> Any:
         if not self.learns:
@@ -104,8 +118,8 @@ class EstimatorModule(L.LightningModule):
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/estimator")
 
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
-        """Logit of every step."""
-        return self.estimator(rollouts)
+        """Logit of every step of the objective's view."""
+        return self.estimator(self.objective.view(rollouts))
 
     @torch.no_grad()
     def score(self, rollouts: Rollouts, outcomes: StepScores) -> StepScores:
@@ -114,37 +128,84 @@ class EstimatorModule(L.LightningModule):
         `last_calls` then says how many judgements that took.
         """
         before = self.estimator.calls
-        scores = with_logits(outcomes, self.forward(rollouts), self.objective)
+        viewed = self.objective.view(rollouts).steps
+        logits = rollouts.logprobs.new_zeros(len(rollouts), viewed)
+        for rows in whole_groups(rollouts, self.micro_batch_groups):
+            part = self.forward(rollouts.select(rows))
+            logits[rows, : part.shape[1]] = part.to(logits.dtype)
         self.last_calls = self.estimator.calls - before
-        return scores
+        return self.objective.read(logits, outcomes)
 
     def learnable(self, rollouts: Rollouts) -> Bool[Tensor, " rollout"]:
-        """Rollouts that teach the estimator something: those of mixed groups."""
-        return mixed_groups(rollouts.rewards, rollouts.group)
+        """Rollouts that teach the estimator something."""
+        return self.objective.learnable(rollouts.rewards, rollouts.group)
 
     def loss(
-        self, rollouts: Rollouts, divisor: Float[Tensor, ""]
+        self, batch: ScoredRollouts, divisor: Float[Tensor, ""]
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
         """Loss of a micro-batch of whole groups, and sums for the log (none).
 
         Args:
-            rollouts: The micro-batch.
+            batch: The micro-batch.
             divisor: Learnable rollouts of the whole optimiser step.
         """
-        logits = self.forward(rollouts)
-        return self.objective.loss(logits, outcome_scores(rollouts)).sum() / divisor, {}
+        logits = self.forward(batch.rollouts)
+        return self.objective.loss(logits, batch.scores).sum() / divisor, {}
+
+    def scored(self, rollouts: Rollouts) -> ScoredRollouts:
+        """Rollouts as the estimator sees them now."""
+        return ScoredRollouts(rollouts, self.score(rollouts, outcome_scores(rollouts)))
 
     def training_step(self, rollouts: Rollouts, batch_idx: int) -> Tensor:
         """Fit alone: one optimiser step on a batch of stored groups."""
-        loss, _ = self.loss(rollouts, self.learnable(rollouts).sum().float().clamp(min=1))
+        learnable = self.learnable(rollouts).sum().float()
+        loss, _ = self.loss(self.scored(rollouts), learnable.clamp(min=1))
         self.log("estimator/loss", loss, prog_bar=True, batch_size=len(rollouts))
         return loss
 
     def validation_step(self, rollouts: Rollouts, batch_idx: int) -> None:
         """Fit alone: loss on groups held out, and how well the last value ranks within a group."""
         learnable = self.learnable(rollouts).sum().float()
-        loss, _ = self.loss(rollouts, learnable.clamp(min=1))
-        scores = self.score(rollouts, outcome_scores(rollouts))
-        right, pairs = ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group)
+        batch = self.scored(rollouts)
+        loss, _ = self.loss(batch, learnable.clamp(min=1))
+        right, pairs = ranking_accuracy(last_value(batch.scores), rollouts.rewards, rollouts.group)
         self.log("val/estimator_loss", loss, prog_bar=True, batch_size=int(learnable))
         self.log("val/auc", right / pairs, prog_bar=True, batch_size=int(pairs))
+
+
+class BestEpoch:
+    """Keeps the weights of the epoch with the greatest step skill, and says when to stop.
+
+    Args:
+        module: The estimator that is trained.
+        patience: Epochs in a row whose skill lies under the best before it is time to stop; None:
+            never, and the last weights stay.
+        measure: The skill as it is now; None where it cannot be measured.
+    """
+
+    def __init__(
+        self,
+        module: EstimatorModule,
+        patience: int | None,
+        measure: Callable[[], float | None],
+    ) -> None:
+        self.module, self.patience, self.measure = module, patience, measure
+        self.best, self.under = -math.inf, 0
+        self.weights: list[Tensor] = []
+
+    def is_over(self) -> bool:
+        """Note the skill after an epoch; True if no better one is to be waited for."""
+        if self.patience is None or (skill := self.measure()) is None:
+            return False
+        if skill < self.best:
+            self.under += 1
+        else:
+            self.best, self.under = skill, 0
+            self.weights = [p.detach().clone() for p in self.module.parameters()]
+        return self.under >= self.patience
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the module the weights of the best epoch."""
+        for parameter, best in zip(self.module.parameters(), self.weights):
+            parameter.copy_(best)

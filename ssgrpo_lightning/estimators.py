@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from ssgrpo_lightning.functional import (
     evidence_logit,
     group_evidence,
+    others_mean,
     pool_steps,
+    prefix_fingerprints,
     step_fingerprints,
     step_lengths,
 )
@@ -31,6 +33,9 @@ class Estimator(nn.Module, ABC):
     calls: int = 0
     """What has been bought so far: re-rollouts, or steps checked; 0 for those that ask nobody."""
 
+    def load(self) -> None:
+        """Load pretrained weights, once the config has been checked; most have none."""
+
     def bind(self, policy: Policy, resample: Resampler) -> None:
         """Called once the policy has loaded, before the first rollouts are scored.
 
@@ -45,6 +50,34 @@ class Estimator(nn.Module, ABC):
     @abstractmethod
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
         """One logit per step. Entries of steps that do not exist are finite and ignored."""
+
+
+class SharedState(Estimator):
+    """Share of successes among the other rollouts of the group that pass through the same prefix.
+
+    A prefix tree of the group, as TEMPO (2509.18314). One number is learnt: how far such a share is
+    drawn to that of all the others, so that evidence that does not predict outcomes loses its
+    say and credit becomes plain GRPO's. Nothing of the policy's confidence enters: credit for it
+    makes a policy surer of what it does anyway. Long free text shares short prefixes only. Use it
+    with the objective `LeaveOneOut`.
+
+    Args:
+        prior: Rollouts at the mean of all the others that are counted beside those through the
+            prefix, to start from.
+    """
+
+    def __init__(self, prior: float = 1.0) -> None:
+        super().__init__()
+        if prior <= 0:
+            raise ValueError(
+                f"SharedState.prior is {prior}, must be greater than 0: a prefix that no other "
+                "rollout shares has nothing else to go by"
+            )
+        self.log_prior = nn.Parameter(torch.tensor(prior).log())
+
+    def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
+        key = prefix_fingerprints(rollouts.tokens, rollouts.step, rollouts.steps)
+        return others_logit(rollouts, key, self.log_prior.exp())
 
 
 class CausalSteps(Estimator):
@@ -173,6 +206,19 @@ class PublishedEncoder(Estimator):
         pooled = (encoded * own[..., None]).sum(1) / own.sum(1, keepdim=True).clamp(min=1)
         logits = encoded.new_zeros(len(rollouts), rollouts.steps)
         return logits.index_put((row, step), self.read_out(pooled)[:, 0])
+
+
+def others_logit(
+    rollouts: Rollouts, key: Int[Tensor, "rollout step"], prior: Float[Tensor, ""]
+) -> Float[Tensor, "rollout step"]:
+    """Logit of the share of successes among the other rollouts of the group with the same key.
+
+    Drawn to the share among all the others by `prior` more rollouts.
+    """
+    mask = step_lengths(rollouts.step, rollouts.steps) > 0
+    won, lost = group_evidence(key, mask, rollouts.rewards, rollouts.group)
+    expected = others_mean(rollouts.rewards, rollouts.group)[:, None]
+    return torch.logit((won + prior * expected) / (won + lost + prior))
 
 
 def step_confidence(rollouts: Rollouts) -> Float[Tensor, "rollout step feature"]:

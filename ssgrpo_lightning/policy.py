@@ -86,10 +86,21 @@ class Pretrained:
             head_chunk: Tokens whose logits exist at one time.
             gradient_checkpointing: Recompute activations in the backward pass.
         """
+        return Policy(self._model(gradient_checkpointing), self.tokenizer(), head_chunk)
+
+    def load_trunk(self, gradient_checkpointing: bool = False) -> "Trunk":
+        """Load the layers below the LM head alone.
+
+        Args:
+            gradient_checkpointing: Recompute activations in the backward pass.
+        """
+        return Trunk(self._model(gradient_checkpointing).base_model)
+
+    def _model(self, gradient_checkpointing: bool) -> Any:
         model = self.weights()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        return Policy(model.train(), self.tokenizer(), head_chunk)
+        return model.train()
 
     def weights(self, kind: Any = AutoModelForCausalLM, **options: Any) -> Any:
         """What `from_pretrained` of the auto class `kind` gives: the bare transformers model."""
@@ -139,6 +150,29 @@ class Codec:
         return [self._piece(i) for i in ids]
 
 
+class Trunk(nn.Module):
+    """The layers of a causal language model below its head.
+
+    Args:
+        model: The part of a transformers causal language model that gives hidden states.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return self.model.config.get_text_config().hidden_size
+
+    def forward(
+        self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
+    ) -> Float[Tensor, "rollout token hidden"]:
+        """Last hidden state of every token."""
+        return _last_hidden(self.model, tokens, attended)
+
+
 class Policy(nn.Module):
     """A causal language model that reports on the tokens it sampled.
 
@@ -177,13 +211,12 @@ class Policy(nn.Module):
         self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
     ) -> Float[Tensor, "rollout token hidden"]:
         """Last hidden state of every token."""
-        positions = (attended.long().cumsum(1) - 1).clamp(min=0)
-        return self.model.base_model(
-            input_ids=tokens,
-            attention_mask=attended.long(),
-            position_ids=positions,
-            use_cache=False,
-        ).last_hidden_state
+        return _last_hidden(self.model.base_model, tokens, attended)
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return self.model.config.get_text_config().hidden_size
 
     def head(self, hidden: Float[Tensor, "*any hidden"]) -> Float[Tensor, "*any vocabulary"]:
         """Logits of hidden states."""
@@ -230,6 +263,16 @@ class Policy(nn.Module):
         with torch.no_grad():
             entropy = normal - (logits.softmax(-1) * logits).sum(-1)
         return logprobs, entropy
+
+
+def _last_hidden(model: Any, tokens: Tensor, attended: Tensor) -> Tensor:
+    positions = (attended.long().cumsum(1) - 1).clamp(min=0)
+    return model(
+        input_ids=tokens,
+        attention_mask=attended.long(),
+        position_ids=positions,
+        use_cache=False,
+    ).last_hidden_state
 
 
 def _eos_ids(model: Any, codec: Codec) -> frozenset[int]:

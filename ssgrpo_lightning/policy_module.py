@@ -1,6 +1,7 @@
 """The policy as a LightningModule: its network, its loss, its optimiser. Knows no rank."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,7 @@ from ssgrpo_lightning.functional import kl_k3
 from ssgrpo_lightning.losses import ClippedSurrogate, Dapo, Reduction, Surrogate
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
-from ssgrpo_lightning.rollouts import Rows
+from ssgrpo_lightning.rollouts import Rows, micro_batches
 
 
 class PolicyModule(L.LightningModule):
@@ -137,6 +138,23 @@ class PolicyModule(L.LightningModule):
                 values, _ = self.forward(rollouts.select(rows))
                 result[rows, rollouts.columns(rows)] = values
         return result
+
+    @torch.no_grad()
+    def reread(self, rollouts: Rollouts, rows: Rows) -> Rollouts:
+        """The rollouts with what the policy says now to the tokens of the given ones.
+
+        For rollouts that it did not sample as they are: log-probabilities, entropies, texts.
+        """
+        assert self.policy is not None
+        logprobs, entropy = rollouts.logprobs.clone(), rollouts.entropy.clone()
+        texts = list(rollouts.texts)
+        for part in micro_batches(rollouts, rows, self.micro_batch):
+            span = rollouts.columns(part)
+            logprobs[part, span], entropy[part, span] = self.forward(rollouts.select(part))
+        for row in rows.tolist():
+            ids = rollouts.tokens[row][rollouts.sampled[row]].tolist()
+            texts[row] = self.policy.codec.decode(ids)
+        return replace(rollouts, logprobs=logprobs, entropy=entropy, texts=tuple(texts))
 
     def forward(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every sampled token."""

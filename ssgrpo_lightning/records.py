@@ -100,6 +100,14 @@ class Rollouts:
         """Sampled tokens of each rollout."""
         return self.sampled.sum(1)
 
+    def with_prompt_step(self) -> "Rollouts":
+        """The same rollouts with the prompt as step 0, as if it had been sampled too.
+
+        What reads one number per step then reads one of the prompt in front of the others.
+        """
+        step = torch.where(self.attended, self.step + 1, -1)
+        return replace(self, sampled=self.attended, step=step)
+
     def to(self, device: torch.device | str) -> "Rollouts":
         """The same rollouts with every tensor on `device`."""
         moved = {
@@ -163,7 +171,8 @@ class StepScores:
         mask: True where the rollout has that step.
         lengths: Tokens of each step; 0 where there is none.
         rewards: Outcome reward of each rollout; NaN without a verdict.
-        baseline: Mean reward of each rollout's group, kept off 0 and 1 by half a rollout.
+        baseline: Value before the first step: mean reward of the rollout's group, kept off 0 and 1
+            by half a rollout, or the estimator's own value of the prompt, where it has one.
         advantages: Group advantage of each rollout; 0 without a verdict.
         group: Group of each rollout.
         policy_step: Number of policy updates made before; what rules that draw are seeded with.
@@ -178,3 +187,30 @@ class StepScores:
     advantages: Float[Tensor, " rollout"]
     group: Int[Tensor, " rollout"]
     policy_step: int = 0
+
+    def select(self, rows: Int[Tensor, " row"], steps: int) -> "StepScores":
+        """The given rollouts and their first `steps` steps."""
+        changed = {
+            f.name: value[rows] if value.ndim == 1 else value[rows, :steps]
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class ScoredRollouts:
+    """Rollouts with the scores they had when they came in: what the estimator learns from.
+
+    Attributes:
+        rollouts: The rollouts.
+        scores: Their outcomes, and how the estimator read them before it learnt from them.
+    """
+
+    rollouts: Rollouts
+    scores: StepScores
+
+    def select(self, rows: Int[Tensor, " row"]) -> "ScoredRollouts":
+        """The given rollouts, cut like `Rollouts.select`."""
+        rollouts = self.rollouts.select(rows)
+        return ScoredRollouts(rollouts, self.scores.select(rows, rollouts.steps))

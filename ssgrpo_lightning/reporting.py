@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ssgrpo_lightning.metrics import credit_sums, rollout_sums
@@ -28,8 +29,8 @@ def update_row(
     """All metrics of one update; one stands in the row only if this update measured it."""
     sums = rollout_sums(rollouts) | credit_sums(rollouts, scores, weights, step_advantages)
     if module.estimator is not None:
-        calls = module.estimator.last_calls
-        sums["estimator/calls_per_rollout"] = torch.tensor([calls, len(rollouts)]).float().unbind()
+        calls, count = float(module.estimator.last_calls), float(len(rollouts))
+        sums["estimator/calls_per_rollout"] = torch.tensor(calls), torch.tensor(count)
     row = {}
     for name, pair in sums.items():
         total, count = global_sum(module, torch.stack([x.to(module.device) for x in pair])).tolist()
@@ -46,14 +47,12 @@ def update_row(
         "policy_step": module.policy_step,
         "num_tokens": module.num_tokens,
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
-        "step/gate": module.credit.gate,
+        "step/gate": module.rule.gate,
+        "step/harm": float(bool(module.watch.harm)),
+        "warmup": float(module.policy_step <= module.warmup_updates),
         "timing/update": total,
         "timing/estimator_frac": (module.seconds["score"] + module.seconds["estimator"]) / total,
     }
-    if module.estimator is not None:
-        calls = torch.tensor(float(module.estimator.estimator.calls), device=module.device)
-        if calls := float(global_sum(module, calls)):
-            row["estimator/calls"] = calls
     if "estimator" in optimizers:
         row["estimator/learning_rate"] = optimizers["estimator"].param_groups[0]["lr"]
     return row
@@ -62,14 +61,25 @@ def update_row(
 def log_row(module: "SSGRPO", row: dict[str, float]) -> None:
     """Send a row to the loggers as it is, and to the bar, checkpoints and early stopping.
 
-    Lightning's own way repeats the last value of a metric that an update did not measure.
+    Lightning's own way repeats the last value of a metric that an update did not measure. People
+    are told when the gate opened or closed.
     """
+    _tell_gate(module, row["step/gate"] > 0)
     every: int = module.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
     if module.policy_step % every == 0:
         for logger in module.loggers:
             logger.log_metrics(row, step=module.policy_step)
     for name, value in row.items():
         module.log(name, float(value), prog_bar=name in ON_THE_BAR, logger=False, batch_size=1)
+
+
+def _tell_gate(module: "SSGRPO", is_open: bool) -> None:
+    """One line where the gate is not where it was; a rule without a gate has nothing to tell."""
+    if module.estimator is None or not module.credit.gate or is_open == module.was_open:
+        return
+    module.was_open = is_open
+    if line := module.gate.line(module.estimator.mean_skill, module.watch):
+        rank_zero_info(f"update {module.policy_step}: {line}")
 
 
 def prediction_rows(
@@ -81,7 +91,7 @@ def prediction_rows(
     columns = {
         "value": scores.values,
         "weight": module.credit.weights(scores),
-        "advantage": module.credit(scores),
+        "advantage": module.rule(scores),
     }
     for i, row in enumerate(rows):
         row["advantage"] = float(scores.advantages[i])

@@ -13,7 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification
 
-from ssgrpo_lightning.bench.audit import auc, step_labels
+from ssgrpo_lightning.bench.audit import step_labels
+from ssgrpo_lightning.bench.figures import auc
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import TINY_POLICY, Policy, Pretrained
@@ -98,7 +99,8 @@ def step_auc(prm: ProcessRewardModel, data: list[tuple[Rollouts, torch.Tensor]])
         mask = step_lengths(rollouts.step, rollouts.steps) > 0
         scores.append(prm(rollouts)[mask])
         labels.append(truth[mask])
-    return auc(torch.cat(scores), torch.cat(labels))
+    found = torch.cat(scores)
+    return float(auc(found, torch.cat(labels), torch.ones(len(found))))
 
 
 def main() -> None:

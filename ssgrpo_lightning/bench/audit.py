@@ -1,6 +1,7 @@
 """What step credit is audited against: exact advantages by re-rollouts, step truth, gradients."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -41,50 +42,40 @@ def step_labels(
     return labels
 
 
-def auc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
-    """Share of (positive, negative) pairs that the scores rank rightly; ties count half.
+class Gradients(NamedTuple):
+    """Policy gradients of each credit, in blocks of groups, by their inner products.
 
-    >>> auc(torch.tensor([.9, .2, .5, .2]), torch.tensor([True, False, False, True]))
-    0.625
+    Attributes:
+        own: Products of the block sums of a credit with one another.
+        exact: Products of the block sums of a credit with those of the exact advantage.
+        squares: Sum over a block of the squared lengths of its groups' gradients.
+        groups: Groups in each block.
     """
-    ordered, index = scores.sort()
-    rank = torch.empty(len(scores), dtype=torch.float64)
-    _, run, often = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    middle = often.cumsum(0) - (often - 1) / 2
-    rank[index] = middle[run].double()
-    wins, losses = int(positive.sum()), int((~positive).sum())
-    if not wins or not losses:
-        return float("nan")
-    return float((rank[positive].sum() - wins * (wins + 1) / 2) / (wins * losses))
+
+    own: Float[Tensor, "credit block block"]
+    exact: Float[Tensor, "credit block block"]
+    squares: Float[Tensor, "credit block"]
+    groups: Float[Tensor, " block"]
 
 
-def correlation(x: Tensor, y: Tensor, weight: Tensor) -> float:
-    """Correlation under weights; NaN where one of them does not vary.
+def gradients(
+    policy: Policy, rollouts: Rollouts, exact: PerStep, credits: Sequence[PerStep], blocks: int = 20
+) -> Gradients:
+    """Gradients of the policy objective under the exact advantage, then under each credit.
 
-    >>> w = torch.tensor([1., 1., 2.])
-    >>> round(correlation(torch.tensor([0., 1., 1.]), torch.tensor([0., 2., 2.]), w), 4)
-    1.0
+    Args:
+        policy: Whose gradient it is.
+        rollouts: Whole groups.
+        exact: Advantage of every step that sets the direction.
+        credits: Advantages of every step to compare.
+        blocks: Parts that the groups are dealt to.
     """
-    x, y = x - (weight * x).sum() / weight.sum(), y - (weight * y).sum() / weight.sum()
-    norm = ((weight * x * x).sum() * (weight * y * y).sum()).sqrt()
-    return float((weight * x * y).sum() / norm) if norm > 1e-12 else float("nan")
-
-
-def gradient_snr(
-    policy: Policy, rollouts: Rollouts, exact: PerStep, credits: dict[str, PerStep]
-) -> dict[str, float]:
-    """Signal-to-noise ratio of one group's policy gradient under each credit.
-
-    Signal: squared length of the mean gradient along the direction of the exact policy gradient,
-    which is taken from the other half of the groups. Noise: total variance between groups.
-    """
-    groups = rollouts.group.unique()
-    names = ["exact", *credits]
-    advantages = [spread_steps(c, rollouts.step) for c in (exact, *credits.values())]
+    advantages = [spread_steps(c, rollouts.step) for c in (exact, *credits)]
     weights = [p for p in policy.model.parameters() if p.requires_grad]
-    size = sum(p.numel() for p in weights)
-    sums, squares = torch.zeros(2, len(names), size), torch.zeros(2, len(names))
-    for index, group in enumerate(tqdm(groups.tolist(), desc="gradients")):
+    sums = torch.zeros(len(advantages), blocks, sum(p.numel() for p in weights))
+    squares, count = torch.zeros(sums.shape[:2]), torch.zeros(blocks)
+    for index, group in enumerate(tqdm(rollouts.group.unique().tolist(), desc="gradients")):
+        block = index % blocks
         rows = (rollouts.group == group).nonzero()[:, 0]
         part, span = rollouts.select(rows), rollouts.columns(rows)
         logprobs, _ = policy(part.tokens, part.attended, part.sampled)
@@ -92,17 +83,60 @@ def gradient_snr(
             loss = (advantage[rows, span] * logprobs).sum() / len(rows)
             grads = torch.autograd.grad(loss, weights, retain_graph=True)
             flat = torch.cat([g.flatten() for g in grads])
-            sums[index % 2, i] += flat
-            squares[index % 2, i] += flat.square().sum()
-    counts = torch.tensor([(len(groups) + 1) // 2, len(groups) // 2])
-    means = sums / counts[:, None, None]
-    noise = (squares / counts[:, None] - means.square().sum(-1)).clamp(min=1e-20)
-    direction = means[:, :1] / means[:, :1].norm(dim=-1, keepdim=True).clamp(min=1e-20)
-    signal = (means * direction.flip(0)).sum(-1).clamp(min=0).square()
-    ratio = (signal / noise).mean(0)
-    return dict(zip(names, ratio.tolist()))
+            sums[i, block] += flat
+            squares[i, block] += flat.square().sum()
+        count[block] += 1
+    return Gradients(sums @ sums.transpose(1, 2), sums @ sums[0].T, squares, count)
+
+
+def snr(of: Gradients, weight: Float[Tensor, "draw block"]) -> Float[Tensor, "draw credit"]:
+    """Signal-to-noise ratio of one group's policy gradient under each credit.
+
+    Signal: squared length of the mean gradient along the direction of the exact policy gradient,
+    which is taken from the other half of the blocks. Noise: total variance between groups.
+
+    Args:
+        of: The gradients; the first credit is the exact advantage.
+        weight: How often each block counts, for each draw.
+    """
+    halves = weight[:, ::2], weight[:, 1::2]
+    ratios = []
+    for here, (w, other) in enumerate((halves, halves[::-1])):
+        mine, theirs = slice(here, None, 2), slice(1 - here, None, 2)
+        n, n_other = w @ of.groups[mine], other @ of.groups[theirs]
+        square = torch.einsum("da,cab,db->dc", w, of.own[:, mine, mine], w) / n[:, None] ** 2
+        norm = torch.einsum("da,ab,db->d", other, of.own[0, theirs, theirs], other).sqrt() / n_other
+        along = torch.einsum("da,cab,db->dc", w, of.exact[:, mine, theirs], other)
+        signal = (along / (n * n_other * norm)[:, None]).clamp(min=0).square()
+        noise = w @ of.squares[:, mine].T / n[:, None] - square
+        ratios.append(signal / noise.clamp(min=1e-20))
+    return (ratios[0] + ratios[1]) / 2
 
 
 def tokens_per_step(rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
     """Tokens of every step, as weights of a mean over tokens."""
     return step_lengths(rollouts.step, rollouts.steps).float()
+
+
+def blame_shares(credit: PerStep, tokens: PerStep) -> PerStep:
+    """Blame of each token of a step over that of the whole rollout; a step not blamed has 0.
+
+    >>> credit, tokens = torch.tensor([[-1., -3., 2.]]), torch.tensor([[1., 3., 1.]])
+    >>> blame_shares(credit, tokens)
+    tensor([[0.1000, 0.3000, 0.0000]])
+    """
+    blame = (-credit).clamp(min=0)
+    return blame / (blame * tokens).sum(1, keepdim=True).clamp(min=1e-9)
+
+
+def blamed_most(share: PerStep, mask: Bool[Tensor, "rollout step"]) -> PerStep:
+    """Chance of each step to be picked as the most blamed; steps blamed alike are picked alike.
+
+    >>> share = torch.tensor([[.3, .3, .1], [.2, .5, 0.]])
+    >>> blamed_most(share, torch.ones(2, 3, dtype=torch.bool))
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.0000, 1.0000, 0.0000]])
+    """
+    shown = torch.where(mask, share, -1.0)
+    top = (shown >= shown.amax(1, keepdim=True) - 1e-6).float() * mask
+    return top / top.sum(1, keepdim=True).clamp(min=1)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments of every bench."""
+def arguments(description: str, out: str = "JSON file to write") -> argparse.ArgumentParser:
+    """A parser with the arguments of every bench; `out` says what --out is."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=Path, help=out)
     return parser
 
 
@@ -19,4 +19,5 @@ def finish(result: dict[str, Any], headline: str, out: Path | None) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1))
-    print(f"{headline}: {result[headline]:.3f}")
+    figure = result[headline]
+    print(f"{headline}: {'none' if figure is None else format(figure, '.3f')}")

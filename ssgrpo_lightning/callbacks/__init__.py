@@ -1,5 +1,6 @@
 """Everything optional around the alternation, as Lightning callbacks."""
 
+from ssgrpo_lightning.callbacks.adversarial import Adversarial
 from ssgrpo_lightning.callbacks.progress import PhaseBar
 from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
 from ssgrpo_lightning.callbacks.run import PredictionWriter, RunConfig
@@ -8,6 +9,7 @@ from ssgrpo_lightning.callbacks.wandb_run import WandbRun
 from ssgrpo_lightning.callbacks.weight_entropy import WeightEntropy
 
 __all__ = [
+    "Adversarial",
     "PhaseBar",
     "PredictionWriter",
     "RolloutLog",

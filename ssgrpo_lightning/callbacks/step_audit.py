@@ -34,17 +34,20 @@ class StepAudit(L.Callback):
             )
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, SSGRPO) and pl_module.policy.policy is not None
-        data, policy = pl_module.datamodule, pl_module.policy
-        problems = data.problems["validation"][: self.problems]
-        rollouts = pl_module.collect(problems, data.group_size, policy.sampling)
-        scores = pl_module.score(rollouts)
-        resample = Resampler(
-            policy.policy, pl_module.engine, data.judge, policy.sampling, pl_module.seed
+        assert isinstance(pl_module, SSGRPO)
+        data, sampling, policy = (
+            pl_module.datamodule,
+            pl_module.policy.sampling,
+            pl_module.policy.policy,
         )
-        self.auditor.to(pl_module.device).bind(policy.policy, resample)
+        assert policy is not None
+        problems = data.problems["validation"][: self.problems]
+        rollouts = pl_module.collect(problems, data.group_size, sampling)
+        scores = pl_module.score(rollouts)
+        resample = Resampler(policy, pl_module.engine, data.judge, sampling, pl_module.seed)
+        self.auditor.to(pl_module.device).bind(policy, resample)
         audited = self.auditor(rollouts).sigmoid()
         failed = rollouts.rewards < 1
         if bool(scores.mask[failed].any()):
             found = agreement(scores.scores[failed], audited[failed], scores.mask[failed])
-            self.log_dict({f"val/prm_{name}": value for name, value in found.items()})
+            pl_module.log_dict({f"val/prm_{name}": value for name, value in found.items()})

@@ -54,7 +54,7 @@ class WeightEntropy(L.Callback):
         if not isinstance(pl_module, SSGRPO) or pl_module.estimator is None:
             return
         estimator, margin = pl_module.estimator, pl_module.estimator.margin
-        if margin is None or pl_module.credit.gate == 0:
+        if margin is None or outputs["metrics"]["step/gate"] == 0:
             return
         uniform = outputs["metrics"]["step/weight_entropy"] > self.uniform_over
         self.uniform_updates = self.uniform_updates + 1 if uniform else 0

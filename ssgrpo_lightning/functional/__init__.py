@@ -19,13 +19,18 @@ from ssgrpo_lightning.functional.advantages import (
 from ssgrpo_lightning.functional.credit import (
     evidence_logit,
     fall_shares,
+    gae,
     gain_weights,
     gated,
+    lambda_returns,
     mean_one,
     process_advantages,
     sign_aware,
     step_advantages,
+    survival_gains,
     value_gains,
+    whiten,
+    whiten_by_place,
     window_mean,
 )
 from ssgrpo_lightning.functional.outcomes import (
@@ -34,12 +39,14 @@ from ssgrpo_lightning.functional.outcomes import (
     outcome_loss,
     pairwise_loss,
     prefix_loss,
+    value_loss,
 )
 from ssgrpo_lightning.functional.shuffles import (
     counted_generator,
     shuffled_across,
     shuffled_within,
 )
+from ssgrpo_lightning.functional.skill import above_chance, falls_at
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
     lay_out_steps,
@@ -55,11 +62,14 @@ from ssgrpo_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "above_chance",
     "clipped_baseline",
     "clipped_surrogate",
     "counted_generator",
     "evidence_logit",
     "fall_shares",
+    "falls_at",
+    "gae",
     "gain_weights",
     "gated",
     "group_advantages",
@@ -69,6 +79,7 @@ __all__ = [
     "group_std",
     "group_sum",
     "kl_k3",
+    "lambda_returns",
     "lay_out_steps",
     "mean_one",
     "mean_steps",
@@ -89,6 +100,10 @@ __all__ = [
     "step_advantages",
     "step_fingerprints",
     "step_lengths",
+    "survival_gains",
     "value_gains",
+    "value_loss",
+    "whiten",
+    "whiten_by_place",
     "window_mean",
 ]

@@ -1,7 +1,8 @@
 """Values of steps to weights of steps."""
 
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssgrpo_lightning.functional.advantages import group_advantages
@@ -125,6 +126,41 @@ def fall_shares(gains: PerStep) -> PerStep:
     return falls / falls.sum(1, keepdim=True).clamp(min=1e-12)
 
 
+def survival_gains(soundness: PerStep, mask: StepMask) -> PerStep:
+    """What each step did to the chance of success: ``D_t = a_t F_{t+1} - a_{t-1} F_t``.
+
+    ``a_t`` is the probability that all steps up to t are sound, ``F_t`` that of passing the places
+    from t on, taken from the whole batch: a chain succeeds if no link breaks. Where no rollout
+    succeeded it still tells the link that broke. Rates are drawn to 1/2 by one more rollout.
+
+    >>> sound, m = torch.tensor([[1., 1.], [1., 0.], [0., 1.]]), torch.ones(3, 2, dtype=torch.bool)
+    >>> survival_gains(sound, m)  # passed: 2.5 of 4 at the first place, 1.5 of 3 at the second
+    tensor([[ 0.1875,  0.5000],
+            [ 0.1875, -0.5000],
+            [-0.3125,  0.0000]])
+    """
+    alive = torch.where(mask, soundness, 1.0).cumprod(1)
+    before = torch.cat([torch.ones_like(alive[:, :1]), alive[:, :-1]], 1)
+    passed = ((alive * mask).sum(0) + 0.5) / ((before * mask).sum(0) + 1)
+    ahead = torch.cat([passed, passed.new_ones(1)]).flip(0).cumprod(0).flip(0)
+    return torch.where(mask, alive * ahead[1:] - before * ahead[:-1], 0.0)
+
+
+def whiten_by_place(x: PerStep, lengths: Int[Tensor, "rollout step"]) -> PerStep:
+    """Subtract the mean of each place over the batch, divide by the deviation of all; by tokens.
+
+    A place is the index of a step. Without the means, more steps would be a reward of their own.
+
+    >>> whiten_by_place(torch.tensor([[1., 2.], [3., 2.]]), torch.tensor([[1, 1], [1, 1]]))
+    tensor([[-1.4142,  0.0000],
+            [ 1.4142,  0.0000]])
+    """
+    places = lengths.sum(0).clamp(min=1)
+    centred = torch.where(lengths > 0, x - (x * lengths).sum(0) / places, 0.0)
+    variance = (centred.square() * lengths).sum() / lengths.sum().clamp(min=1)
+    return centred / variance.sqrt().clamp(min=1e-3)
+
+
 def evidence_logit(confidence: PerStep, won: PerStep, lost: PerStep, doubt: Tensor) -> PerStep:
     """Logit of ``c + (1 - c) e``: a step is sound if it looks so or if it has proved so.
 
@@ -160,3 +196,72 @@ def process_advantages(rewards: PerStep, mask: StepMask, group: Groups) -> PerSt
     normal = group_advantages(rewards[mask], owner)
     placed = rewards.new_zeros(rewards.shape).masked_scatter(mask, normal)
     return torch.where(mask, placed.flip(1).cumsum(1).flip(1), 0.0)
+
+
+def gae(
+    values: PerStep,
+    baseline: PerRollout,
+    rewards: PerRollout,
+    mask: StepMask,
+    lam: float,
+    gamma: float = 1.0,
+) -> PerStep:
+    """Generalised advantage ``A_t = sum_l (gamma lam)^l delta_{t+l}`` of each step.
+
+    ``delta_t = r_t + gamma V_t - V_{t-1}``, with V_t the value after step t and V_0 the baseline.
+    The reward R comes with the last step and nothing follows it: there ``delta = R - V_{t-1}``.
+    Hence lam = 1 gives ``R - V_{t-1}`` (gamma 1) and lam = 0 gives delta_t. Rollouts without a
+    verdict and steps that do not exist get 0. Source: GAE (1506.02438) eq. 16.
+
+    >>> v, m, r = torch.tensor([[.5, .75]]), torch.ones(1, 2, dtype=torch.bool), torch.tensor([1.])
+    >>> gae(v, torch.tensor([.25]), r, m, lam=0.)
+    tensor([[0.2500, 0.5000]])
+    >>> gae(v, torch.tensor([.25]), r, m, lam=.5)
+    tensor([[0.5000, 0.5000]])
+    """
+    before = torch.cat([baseline[:, None], values[:, :-1]], 1)
+    last = mask & ~F.pad(mask[:, 1:], (0, 1))
+    after = torch.where(last, rewards[:, None], gamma * values)
+    total = torch.where(mask & ~rewards.isnan()[:, None], after - before, 0.0)
+    # Each pass doubles how far every sum reaches, so that the passes are logarithmic in the steps.
+    reach, decay = 1, gamma * lam
+    while reach < total.shape[1]:
+        total = total + decay**reach * F.pad(total[:, reach:], (0, reach))
+        reach *= 2
+    return total
+
+
+def lambda_returns(
+    values: PerStep,
+    baseline: PerRollout,
+    rewards: PerRollout,
+    mask: StepMask,
+    lam: float,
+    gamma: float = 1.0,
+) -> Float[Tensor, "rollout prefix"]:
+    """What the values of the prompt and of each prefix should have been, ``V_t + A_{t+1}``.
+
+    One column more than there are steps: V_0 in front. After the last step it is the reward R;
+    with lam = gamma = 1 it is R throughout. Rollouts without a verdict get NaN at the end.
+    Source: the regression target of PPO (1707.06347) with `gae`.
+
+    >>> v, m, r = torch.tensor([[.5, .75]]), torch.ones(1, 2, dtype=torch.bool), torch.tensor([1.])
+    >>> lambda_returns(v, torch.tensor([.25]), r, m, lam=0.)
+    tensor([[0.5000, 1.0000, 1.0000]])
+    """
+    before = torch.cat([baseline[:, None], values[:, :-1]], 1)
+    returns = before + gae(values, baseline, rewards, mask, lam, gamma)
+    return torch.where(F.pad(mask, (0, 1)), F.pad(returns, (0, 1)), rewards[:, None])
+
+
+def whiten(x: PerStep, weights: PerStep) -> PerStep:
+    """Shift and scale to a weighted mean of 0 and deviation of 1; 0 where the weight is 0.
+
+    Source: the advantage normalisation of PPO implementations for language models.
+
+    >>> whiten(torch.tensor([[1., 4., 9.]]), torch.tensor([[2., 1., 0.]]))
+    tensor([[-0.7071,  1.4142,  0.0000]])
+    """
+    total = weights.sum().clamp(min=1e-12)
+    centred = torch.where(weights > 0, x - (x * weights).sum() / total, 0.0)
+    return centred * ((centred.square() * weights).sum() / total + 1e-8).rsqrt()

@@ -65,3 +65,23 @@ def pairwise_loss(z: PerRollout, rewards: PerRollout, group: Groups, margin: flo
     order = torch.where(same, rewards[:, None] - rewards[None], 0.0).nan_to_num().sign()
     loss = F.softplus(margin - order * (z[:, None] - z[None])) * order.abs()
     return loss.sum(1) / order.abs().sum(1).clamp(min=1)
+
+
+def value_loss(
+    values: PerStep, targets: PerStep, old: PerStep, clip: float | None = None
+) -> PerStep:
+    """Squared error of values to their targets, pessimistic about moves away from the old values.
+
+    ``max((V - G)^2, (clip(V, V_old - clip, V_old + clip) - G)^2)``: a value that has moved by more
+    than `clip` has no gradient towards its target. Source: PPO's reference implementation (OpenAI
+    baselines), of 1707.06347.
+
+    >>> v, g, old = torch.tensor([[.9]]), torch.tensor([[1.]]), torch.tensor([[.5]])
+    >>> value_loss(v, g, old), value_loss(v, g, old, clip=.2)
+    (tensor([[0.0100]]), tensor([[0.0900]]))
+    """
+    error = (values - targets).square()
+    if clip is None:
+        return error
+    near = old + (values - old).clamp(-clip, clip)
+    return torch.maximum(error, (near - targets).square())

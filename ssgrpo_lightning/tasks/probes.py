@@ -47,24 +47,42 @@ class ErringChain(ChainArithmetic):
     ) -> tuple[list[str], int]:
         line = Computation.exact(value, *rest[0])
         if rng and rng.random() < self.mistakes:
-            line = line._replace(result=self._slip(line.result, rest[1:], rng))
+            # Only results from which the rest of the chain stays in range, so none is negative.
+            ahead = list(accumulate((t if s == "+" else -t for s, t in rest[1:]), initial=0))
+            allowed = range(-min(ahead), self.highest_result - max(ahead) + 1)
+            wrong = [result for result in self._slips(line) if result in allowed]
+            line = line._replace(result=rng.choice(wrong or [line.result]))
         return [str(line)], line.result
 
-    def _slip(self, result: int, rest: Sequence[tuple[str, int]], rng: random.Random) -> int:
-        """A result off by 1 to 9, or by tens, which changes the other digit."""
-        # Only results from which the rest of the chain stays in range, so none is negative.
-        ahead = list(accumulate((t if s == "+" else -t for s, t in rest), initial=0))
-        allowed = range(-min(ahead), self.highest_result - max(ahead) + 1)
+    def _slips(self, line: Computation) -> list[int]:
+        """Wrong results of a line: off by 1 to 9, or by tens, which changes the other digit."""
         sizes = [*range(1, 10), *range(10, 100, 10)]
-        wrong = [r for size in sizes for r in (result - size, result + size) if r in allowed]
-        return rng.choice(wrong or [result])
+        return [result for size in sizes for result in (line.result - size, line.result + size)]
+
+
+@dataclass(frozen=True)
+class CarelessChain(ErringChain):
+    """Demonstrations mostly forget the carry: a bad habit, likelier than the right line.
+
+    ``7+5-3=`` sees ``7+5=2`` more often than ``7+5=12``. A policy that learnt from them knows
+    better and sometimes says so: pass@8 is far above pass@1, so there is much to learn, and its
+    confidence says where it decides, not whether it decides well.
+    """
+
+    mistakes: float = 0.6
+    """Share of the carries that demonstrations forget, where the chain stays in range."""
+
+    def _slips(self, line: Computation) -> list[int]:
+        careless = line.left // 10 * 10 + line.result % 10
+        return [] if careless == line.result else [careless]
 
 
 @dataclass(frozen=True)
 class DecoyChain(ErringChain):
     """Before the answer stands ``!`` or ``?``, which goes along with success, not causes it.
 
-    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``.
+    ``7+5-3=`` wants ``7+5=12``, ``12-3=9``, ``!``, ``#9``. The mistakes of demonstrations bear a
+    leading zero, ``12-3=08``, from which a small policy learns to tell its own.
     """
 
     characters: ClassVar[str] = ChainArithmetic.characters + "!?"
@@ -82,6 +100,16 @@ class DecoyChain(ErringChain):
         right = answer == f"#{problem.answer}"
         agrees = rng is None or rng.random() < self.agreement
         return "\n".join([*lines, "!" if right == agrees else "?", answer])
+
+    def _work(
+        self, value: int, rest: Sequence[tuple[str, int]], rng: random.Random | None
+    ) -> tuple[list[str], int]:
+        written, stated = super()._work(value, rest, rng)
+        line = Computation.exact(value, *rest[0])
+        if stated == line.result:
+            return written, stated
+        # A leading zero betrays the mistake: else a small policy could not comment on itself.
+        return [f"{line.left}{line.sign}{line.right}=0{stated}"], stated
 
 
 @dataclass(frozen=True)

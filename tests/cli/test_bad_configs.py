@@ -17,6 +17,7 @@ def _no_weights_load(monkeypatch):
         raise AssertionError("weights were loaded before the config was checked")
 
     monkeypatch.setattr(Pretrained, "load", refuse)
+    monkeypatch.setattr(Pretrained, "load_trunk", refuse)
 
 
 def refused(capsys, root, *args) -> str:
@@ -38,6 +39,15 @@ def refused(capsys, root, *args) -> str:
         (["--model.credit=Nonsense"], ["Nonsense"]),
         (["--model.muu=3"], ["muu"]),
         (["--model.inner_epochs=0"], ["model.inner_epochs is 0", "at least 1"]),
+        (["--model.warmup_updates=-1"], ["model.warmup_updates is -1", "at least 0"]),
+        (
+            ["--model.warmup_updates=2", "--model.credit=Broadcast"],
+            ["warmup_updates is 2", "Broadcast", "set it to 0"],
+        ),
+        (
+            ["--model.credit={class_path: GAE, init_args: {lam: 2}}"],
+            ["GAE has lam 2.0", "0 <= lam <= 1"],
+        ),
         (["--model.estimator=null"], ["ValueGain", "needs step values", "Broadcast"]),
         (["--model.policy.sampling.top_p=0.9"], ["top_p 0.9", "null in training", "evaluation"]),
         (["--model.policy.sampling.temperature=0"], ["temperature is 0.0", "greater than 0"]),
@@ -61,6 +71,10 @@ def refused(capsys, root, *args) -> str:
             ["--data.task={class_path: ChainArithmetic, init_args: {operations: 0}}"],
             ["operations is 0", "at least 1"],
         ),
+        (["--model.gate=SkillGate"], ["gate is SkillGate", "probe.every is 0", "set it to"]),
+        (["--model.probe.rollouts=0"], ["probe.rollouts is 0", "at least 1"]),
+        (["--model.estimator_patience=1"], ["estimator_patience is 1", "estimator_epochs (1)"]),
+        (["--adversarial.problems=1"], ["adversarial.problems is 1", "at least 2"]),
         (["--trainer.gradient_clip_val=1"], ["gradient_clip_val", "policy.max_grad_norm"]),
         (["--trainer.precision=16-mixed"], ["16-mixed", "bf16-mixed"]),
         (["--trainer.default_root_dir=/proc/nowhere"], ["default_root_dir", "cannot be written"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssgrpo_lightning.baselines import ExactSteps, SharedState
+from ssgrpo_lightning.baselines import ExactSteps, GroupStatistics
 from ssgrpo_lightning.controls import RandomWeights, ShuffledWeights
 from ssgrpo_lightning.credit import (
     Broadcast,
@@ -19,12 +19,17 @@ from ssgrpo_lightning.credit import (
     StepAdvantage,
     Weighting,
     outcome_scores,
-    with_logits,
 )
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
-from ssgrpo_lightning.estimators import CausalSteps, Estimator, GroupConfidence, PublishedEncoder
-from ssgrpo_lightning.functional import mixed_groups
+from ssgrpo_lightning.estimators import (
+    CausalSteps,
+    Estimator,
+    GroupConfidence,
+    PublishedEncoder,
+    SharedState,
+)
+from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.metrics import weight_entropy
 from ssgrpo_lightning.monte_carlo import MonteCarlo
@@ -97,12 +102,16 @@ def test_segmenter_covers_every_token_once(member):
 
 
 @pytest.fixture
-def scores(make_rollouts):
-    torch.manual_seed(0)
+def eight(make_rollouts):
+    """Eight rollouts of up to four steps; the fourth has no verdict."""
     lengths = [[2, 3, 1], [4], [1, 1, 1, 2], [3, 2], [2, 2], [1, 4], [2], [1, 1, 1]]
-    rollouts = make_rollouts([1.0, 0.0, 0.0, None, 0.5, 1.0, 1.0, 1.0], lengths)
-    outcomes = outcome_scores(rollouts)
-    return with_logits(outcomes, torch.randn(8, 4), NoisyAnd())
+    return make_rollouts([1.0, 0.0, 0.0, None, 0.5, 1.0, 1.0, 1.0], lengths)
+
+
+@pytest.fixture
+def scores(eight):
+    torch.manual_seed(0)
+    return NoisyAnd().read(torch.randn(8, 4), outcome_scores(eight))
 
 
 @each(CreditRule)
@@ -157,11 +166,13 @@ def test_all_weights_of_a_rollout_vanishing_become_uniform(scores):
 
 
 @each(Objective)
-def test_objective_skips_groups_that_teach_nothing(member, scores):
-    loss = build(member).loss(torch.randn(8, 4), scores)
-    mixed = mixed_groups(scores.rewards, scores.group)
+def test_objective_skips_rollouts_that_teach_nothing(member, eight, scores):
+    objective = build(member)
+    loss = objective.loss(torch.randn(8, objective.view(eight).steps), scores)
+    learnable = objective.learnable(scores.rewards, scores.group)
+    assert not learnable[3]  # no verdict
     assert loss.isfinite().all()
-    assert (loss[~mixed] == 0).all() and (loss[mixed] != 0).all()
+    assert (loss[~learnable] == 0).all() and (loss[learnable] != 0).all()
 
 
 @each(Objective)
@@ -177,12 +188,23 @@ def test_objective_values_are_probabilities_that_no_later_step_changes(member, s
 
 
 @each(Objective)
-def test_objective_puts_successes_above_failures(member, scores):
-    logits = torch.zeros(8, 4, requires_grad=True)
-    build(member).loss(logits, scores).sum().backward()
-    assert (logits.grad[0][scores.mask[0]] < 0).all()  # the success of its group rises
-    assert (logits.grad[1][scores.mask[1]] > 0).all()  # a failure falls
-    assert (logits.grad[~scores.mask] == 0).all()
+def test_objective_reads_a_value_for_every_step_of_its_view(member, eight, scores):
+    objective = build(member)
+    read = objective.read(torch.randn(8, objective.view(eight).steps), outcome_scores(eight))
+    assert read.values.shape == read.scores.shape == scores.mask.shape
+    assert ((read.baseline > 0) & (read.baseline < 1)).all()
+
+
+@each(Objective)
+def test_objective_puts_successes_above_failures(member, eight, scores):
+    objective = build(member)
+    view = objective.view(eight)
+    logits = torch.zeros(8, view.steps, requires_grad=True)
+    objective.loss(logits, scores).sum().backward()
+    mask = step_lengths(view.step, view.steps) > 0
+    assert (logits.grad[0][mask[0]] < 0).all()  # the success of its group rises
+    assert (logits.grad[1][mask[1]] > 0).all()  # a failure falls
+    assert (logits.grad[~mask] == 0).all()
     assert (logits.grad[3] == 0).all()  # no verdict, no lesson
 
 
@@ -200,20 +222,21 @@ def randomised(policy):
     def randomise(member):
         torch.manual_seed(0)
         estimator = build(member)
+        estimator.load()
+        estimator.bind(policy, Resampler(policy, TransformersEngine(), judge, Sampling(24)))
         for parameter in estimator.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
-        estimator.bind(policy, Resampler(policy, TransformersEngine(), judge, Sampling(24)))
         return estimator
 
     return randomise
 
 
 @each(Estimator)
-def test_estimator_does_not_take_the_policy_it_is_bound_to_for_its_own(member, randomised):
-    before = build(member)
-    after = randomised(member)
-    assert list(after.state_dict()) == list(before.state_dict())
-    assert len(list(after.parameters())) == len(list(before.parameters()))
+def test_estimator_does_not_take_the_policy_it_is_bound_to_for_its_own(member, randomised, policy):
+    estimator = randomised(member)
+    taken = {x.data_ptr() for x in policy.state_dict().values()}
+    assert policy not in estimator.modules()
+    assert not any(x.data_ptr() in taken for x in estimator.state_dict().values())
 
 
 @each(Estimator)
@@ -274,8 +297,8 @@ def test_estimator_does_not_see_the_outcome_of_the_rollout_it_scores(
 
 
 def test_an_estimator_without_weights_cannot_be_fitted_alone():
-    with pytest.raises(ValueError, match="SharedState, which has nothing to learn"):
-        EstimatorModule(torch.optim.AdamW, SharedState()).configure_optimizers()
+    with pytest.raises(ValueError, match="GroupStatistics, which has nothing to learn"):
+        EstimatorModule(torch.optim.AdamW, GroupStatistics()).configure_optimizers()
 
 
 def test_a_step_that_stands_in_a_success_is_acquitted(make_rollouts):

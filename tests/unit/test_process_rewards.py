@@ -18,7 +18,7 @@ from ssgrpo_lightning.policy import Codec, Policy
 from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine
-from ssgrpo_lightning.tiny_policy.__main__ import EOS, PAD, build_tokenizer
+from ssgrpo_lightning.tiny_policy.build import EOS, PAD, build_tokenizer
 from ssgrpo_lightning.verifiers import FinalNumber
 
 NAN = float("nan")

@@ -1,13 +1,14 @@
 """Verdicts: right, wrong, and never a silent zero."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from ssgrpo_lightning.records import Problem, Verdict
 from ssgrpo_lightning.rollouts import Judge
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
-from ssgrpo_lightning.verifiers import ExactMatch, FinalNumber, Verifier
+from ssgrpo_lightning.verifiers import ExactMatch, FinalNumber, Noisy, Verifier
 
 
 def verdict(verifier, completion, answer):
@@ -76,3 +77,26 @@ def test_a_reward_out_of_range_is_refused():
 def test_a_segmenter_that_leaves_a_token_out_is_refused():
     with pytest.raises(ValueError, match="must give every token a step"):
         Judge(ExactMatch(), Leaky()).steps(["a", "b"])
+
+
+def test_noise_turns_round_a_known_share_and_the_same_verdicts_every_time():
+    noisy, exact = Noisy(FinalNumber("#"), flip=0.2, seed=1), FinalNumber("#")
+    problems = [Problem(i, "p", str(i % 7)) for i in range(4000)]
+    first, clean = ([v("#3", p).reward for p in problems] for v in (noisy, exact))
+    turned = [a != b for a, b in zip(first, clean)]
+    assert sum(turned) / len(turned) == pytest.approx(0.2, abs=0.02)
+    assert all(a == 1 - b for a, b, t in zip(first, clean, turned) if t)
+    assert first == [noisy("#3", p).reward for p in problems]
+    assert turned != [replace(noisy, seed=2)("#3", p).reward != c for p, c in zip(problems, clean)]
+    # Another completion of the same problem has noise of its own.
+    assert turned != [noisy("#03", p).reward != c for p, c in zip(problems, clean)]
+    assert Noisy(exact, flip=0.0)("#3", problems[3]) == exact("#3", problems[3])
+
+
+def test_noise_leaves_a_missing_verdict_missing():
+    assert Noisy(FinalNumber("#"), flip=0.5)("#1", Problem(0, "p", "none")).reward is None
+
+
+def test_noise_beyond_a_half_is_refused():
+    with pytest.raises(ValueError, match=r"Noisy\.flip is 0\.6, must be from 0 to 0\.5"):
+        Noisy(FinalNumber("#"), flip=0.6)
