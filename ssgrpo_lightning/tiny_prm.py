@@ -87,7 +87,7 @@ def train(prm: ProcessRewardModel, data: list[tuple[Rollouts, torch.Tensor]], ep
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     schedule.step()
-                    bar.set_postfix(loss=f"{float(loss):.3f}")
+                    bar.set_postfix(loss=f"{loss.item():.3f}")
                     bar.update()
     model.eval().requires_grad_(False)
 
@@ -121,14 +121,15 @@ def main() -> None:
     pretrained = Pretrained(arguments.policy)
     policy = pretrained.load().eval()
     data = labelled(policy, task, task.problems("train")[: arguments.groups])
-    held_out = labelled(policy, task, task.problems("validation"))
+    held_out = labelled(policy, task, task.problems("validation")[: arguments.groups])
     prm = FORMS[arguments.form](pretrained, arguments.out)
     train(prm, data, arguments.epochs)
     model = prm.model.model if isinstance(prm.model, Policy) else prm.model
     model.save_pretrained(arguments.out)
+    groups = sum(len(rollouts) for rollouts, _ in held_out) // GROUP
     print(
-        f"step AUC {step_auc(prm, held_out):.3f} on {len(task.problems('validation'))} held-out "
-        f"groups of {GROUP}, after {time.perf_counter() - start:.0f} s"
+        f"step AUC {step_auc(prm, held_out):.3f} on {groups} held-out groups of {GROUP}, after "
+        f"{time.perf_counter() - start:.0f} s"
     )
 
 

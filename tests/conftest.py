@@ -13,6 +13,7 @@ from ssgrpo_lightning.records import Problem, Rollouts, Verdict
 from ssgrpo_lightning.rollouts import Judge, assemble, collect
 from ssgrpo_lightning.segmenters import ByLine
 from ssgrpo_lightning.tasks import ChainArithmetic
+from ssgrpo_lightning.tiny_prm import classifier, separator
 from ssgrpo_lightning.verifiers import FinalNumber
 
 REPOSITORY = Path(__file__).parents[1]
@@ -57,6 +58,15 @@ def rollouts(policy, task) -> Rollouts:
     problems = task.problems("train")[:8]
     judge = Judge(FinalNumber("#"), ByLine())
     return collect(policy, TransformersEngine(), judge, problems, 4, Sampling(48), 0, 0)
+
+
+@pytest.fixture(scope="session")
+def prms(tmp_path_factory) -> Path:
+    """A folder like ``runs``, with untrained process reward models under the configs' names."""
+    folder = tmp_path_factory.mktemp("runs")
+    classifier(Pretrained(), folder / "prm")
+    separator(Pretrained(), folder / "prm_separator")
+    return folder
 
 
 @pytest.fixture

@@ -22,11 +22,46 @@ def test_header_says_what_it_is_and_how_to_run_it(path):
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda p: p.name)
-def test_overlay_runs_on_the_quickstart(path, tmp_path, monkeypatch):
+def test_overlay_runs_on_the_quickstart(path, tmp_path, monkeypatch, prms):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(prms)
     main(["fit", f"--config={QUICKSTART}", f"--config={path}", *small(tmp_path)])
     assert [r["policy_step"] for r in metrics(tmp_path) if r["reward"]] == ["1", "2"]
+
+
+def test_step_audit_of_an_oracle_by_itself(tmp_path):
+    exact = "{class_path: ExactSteps, init_args: {task: ChainArithmetic}}"
+    audit = f"{{class_path: StepAudit, init_args: {{auditor: {exact}, problems: 4}}}}"
+    main(
+        [
+            "fit",
+            f"--config={QUICKSTART}",
+            f"--config={REPOSITORY / 'configs/exact_steps.yaml'}",
+            *small(tmp_path),
+            f"--trainer.callbacks=[{audit}]",
+        ]
+    )
+    rows = metrics(tmp_path)
+    audited = [r for r in rows if r["val/prm_rank_correlation"]]
+    assert len(audited) == 2  # before the first update, and after the last
+    for row in audited:
+        assert float(row["val/prm_rank_correlation"]) == pytest.approx(1.0, abs=1e-4)
+        assert float(row["val/prm_first_error_agreement"]) == 1.0
+    updates = [r for r in rows if r["reward"]]
+    assert all(
+        float(r["estimator/calls_per_rollout"]) == pytest.approx(float(r["step/count_mean"]))
+        for r in updates
+    )
+
+
+def test_step_audit_needs_an_estimator(tmp_path, capsys):
+    exact = "{class_path: ExactSteps, init_args: {task: ChainArithmetic}}"
+    audit = f"{{class_path: StepAudit, init_args: {{auditor: {exact}}}}}"
+    arguments = ["--model.credit=Broadcast", f"--trainer.callbacks=[{audit}]"]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={QUICKSTART}", *small(tmp_path), *arguments])
+    assert "StepAudit" in str(stop.value.code) + capsys.readouterr().err
 
 
 def test_grpo_overlay_has_no_estimator_and_no_cost(tmp_path):

@@ -3,7 +3,9 @@
 import inspect
 import json
 import random
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +34,18 @@ from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.metrics import weight_entropy
 from ssgrpo_lightning.monte_carlo import MonteCarlo
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
+from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
+from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Problem, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
+from ssgrpo_lightning.tiny_prm import classifier
 from ssgrpo_lightning.verifiers import FinalNumber, Verifier
 
+# An untrained process reward model; the folder lives as long as the tests.
+PRM = tempfile.TemporaryDirectory()
+classifier(Pretrained(), Path(PRM.name))
 NAN = float("nan")
 ARGUMENTS = {
     ByPattern: {"pattern": ";"},
@@ -47,6 +55,8 @@ ARGUMENTS = {
     ExactSteps: {"task": ChainArithmetic()},
     Noisy: {"verifier": FinalNumber(), "flip": 0.0},
     MonteCarlo: {"repeats": 2, "mixed_only": False},
+    TokenClassifierPRM: {"name": PRM.name},
+    SeparatorPRM: {"name": TINY_POLICY, "separator": "<eos>", "good": "+", "bad": "-"},
 }
 
 

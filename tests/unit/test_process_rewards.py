@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
+from ssgrpo_lightning import tiny_prm
 from ssgrpo_lightning.credit import ProcessAdvantage, outcome_scores
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
@@ -232,3 +233,16 @@ def test_a_policy_is_no_part_of_the_module_that_reads_it(tmp_path, policy, ids):
     prm = bound(SeparatorPRM(str(tmp_path), **SEPARATOR), policy)
     assert not list(prm.modules())[1:] and isinstance(prm.model, Policy)
     assert isinstance(prm.codec, Codec)
+
+
+def test_tiny_prm_command_writes_a_folder_that_can_be_read(
+    tmp_path, policy, rollouts, monkeypatch, capsys
+):
+    for form, prm in (("classifier", TokenClassifierPRM), ("separator", SeparatorPRM)):
+        out = tmp_path / form
+        arguments = ["--form", form, "--out", str(out), "--groups", "4", "--epochs", "1"]
+        monkeypatch.setattr("sys.argv", ["tiny_prm", *arguments])
+        tiny_prm.main()
+        assert "step AUC" in capsys.readouterr().out and (out / "model.safetensors").is_file()
+        reader = bound(prm(str(out), **(SEPARATOR if prm is SeparatorPRM else {})), policy)
+        assert not reader._foreign and reader(rollouts).isfinite().all()
