@@ -160,7 +160,7 @@ def fit(root, *args):
     return main(["fit", f"--config={QUICKSTART}", *small(root), WIDE, *args]).model
 
 
-def test_without_skill_the_run_is_grpo_bit_for_bit_and_the_estimator_learns(tmp_path, capfd):
+def test_without_skill_the_run_is_grpo_bit_for_bit_and_the_estimator_learns(tmp_path, caplog):
     grpo = fit(tmp_path / "a", f"--config={REPOSITORY / 'configs/grpo.yaml'}")
     clueless = "--model.estimator.estimator=tests.unit.test_gating.Clueless"
     gated = fit(tmp_path / "b", SKILL_GATE, clueless, "--model.probe.every=1")
@@ -169,16 +169,16 @@ def test_without_skill_the_run_is_grpo_bit_for_bit_and_the_estimator_learns(tmp_
     rows = [r for r in metrics(tmp_path / "b") if r["reward"]]
     assert [float(r["step/gate"]) for r in rows] == [0, 0]
     assert [float(r["estimator/skill"]) for r in rows] == [0, 0]
-    told = "".join(capfd.readouterr())
+    told = caplog.text
     assert told.count("gate closed: step skill") == 1 and "plain GRPO" in told
 
 
-def test_with_skill_it_is_not(tmp_path, capfd):
+def test_with_skill_it_is_not(tmp_path, caplog):
     grpo = fit(tmp_path / "a", f"--config={REPOSITORY / 'configs/grpo.yaml'}")
     eager = ["--model.gate.init_args.open_at=0", "--model.probe.every=1"]
     gated = fit(tmp_path / "b", SKILL_GATE, *eager)
     assert not torch.equal(weights(grpo.policy), weights(gated.policy))
-    assert "gate open: step skill" in "".join(capfd.readouterr())
+    assert "gate open: step skill" in caplog.text
 
 
 def test_a_probe_changes_nothing_but_the_log(tmp_path):
