@@ -140,11 +140,11 @@ def _shortcuts(name: str, found: Row) -> Section:
 
 
 def _rows(systems: Mapping[str, Row]) -> list[dict[str, object]]:
-    # Four digits after the point: an oracle's error of 7e-6 is none.
+    def shown(key: str, value: float | None) -> float | None:
+        # An oracle's error of 7e-6 is none, and so are the microseconds of doing nothing.
+        return None if value is None else round(value, 2 if key == "ms_per_rollout" else 4)
+
     return [
-        {
-            "system": name,
-            **{c: None if row[k] is None else round(row[k], 4) for k, c in COLUMNS.items()},
-        }
+        {"system": name, **{column: shown(key, row[key]) for key, column in COLUMNS.items()}}
         for name, row in systems.items()
     ]
