@@ -41,7 +41,7 @@ from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
 from ssgrpo_lightning.tiny_prm import classifier
-from ssgrpo_lightning.verifiers import FinalNumber, Verifier
+from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
 
 # An untrained process reward model; the folder lives as long as the tests.
 PRM = tempfile.TemporaryDirectory()
