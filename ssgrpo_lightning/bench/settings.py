@@ -45,7 +45,7 @@ SETTINGS = (
         updates=60,
         evaluate_every=15,
         rates=(5e-5, 1e-4, 2e-4),
-        arms=(GRPO, OURS, EXACT, SHUFFLED, "published"),
+        arms=(GRPO, OURS, EXACT),
     ),
 )
 
