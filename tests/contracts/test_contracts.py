@@ -17,6 +17,8 @@ from ssgrpo_lightning.credit import (
     CreditRule,
     Hindsight,
     StepAdvantage,
+    Survival,
+    ValueGain,
     Weighting,
     outcome_scores,
 )
@@ -33,7 +35,7 @@ from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.metrics import weight_entropy
 from ssgrpo_lightning.monte_carlo import MonteCarlo
-from ssgrpo_lightning.objectives import NoisyAnd, Objective
+from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Problem, StepScores
@@ -325,6 +327,27 @@ def test_shared_state_tells_equal_steps_after_different_beginnings_apart(make_ro
     # The others' mean is 1/6 for row 0 and 1/2 for the rest; row 1 shares its prefix with row 0.
     expected = [[1 / 12] * 2, [0.75] * 2, [0.5] * 2]
     torch.testing.assert_close(values, torch.tensor(expected))
+
+
+def test_a_prefix_of_ones_own_moves_no_value(make_rollouts):
+    rollouts = make_rollouts([1.0, 0.0, 0.0], [[1, 1]] * 3, group=[0] * 3)
+    begin = rollouts.sampled[0].nonzero()[0, 0]
+    tokens = rollouts.tokens.clone()
+    tokens[:, begin] = torch.tensor([5, 6, 7])
+    alone = replace(rollouts, tokens=tokens)
+    scores = LeaveOneOut().read(SharedState()(alone), outcome_scores(alone))
+    torch.testing.assert_close(scores.values, scores.baseline[:, None].expand(3, 2))
+    # So nothing bends the group advantage.
+    torch.testing.assert_close(ValueGain()(scores), Broadcast()(scores))
+
+
+def test_survival_blames_the_step_that_broke_the_chain_in_a_group_without_success(make_rollouts):
+    rollouts = make_rollouts([0.0, 0.0, 0.0, None], [[1, 1, 1]] * 4, group=[0] * 4)
+    logits = torch.tensor([[9.0, -9, 9], [9, 9, -9], [9, 9, 9], [-9, 9, 9]])
+    credit = Survival()(NoisyAnd().read(logits, outcome_scores(rollouts)))
+    assert credit.argmin(1)[:2].tolist() == [1, 2] and (credit[:2].amin(1) < 0).all()
+    torch.testing.assert_close(credit.sum(0), torch.zeros(3))  # no place is worth more steps
+    assert (credit[3] == 0).all()
 
 
 def test_exact_steps_knows_the_first_error(make_rollouts):

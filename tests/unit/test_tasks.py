@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 
 import pytest
 
 from ssgrpo_lightning.records import Problem
 from ssgrpo_lightning.tasks import (
+    CarelessChain,
     ChainArithmetic,
     DecisiveLine,
     DecoyChain,
@@ -59,7 +61,7 @@ def test_too_few_distinct_problems_are_refused():
         ChainArithmetic(operations=1, highest_number=3, train_problems=100).problems("train")
 
 
-PROBES = [FillerChain, DecoyChain, RepairChain, DecisiveLine]
+PROBES = [FillerChain, CarelessChain, DecoyChain, RepairChain, DecisiveLine]
 CHAIN = Problem(0, "7+5-3=", "9")
 SUMS = Problem(0, "12+7,5+9,31-4@2=", "14")
 
@@ -248,3 +250,19 @@ def test_table_errors_name_the_way_out(table):
         TableTask(train="missing.jsonl", validation="missing.jsonl").problems("train")
     with pytest.raises(ValueError, match=r"TableTask\.system .* would be ignored"):
         table([], system="x")
+
+
+def test_careless_demonstrations_forget_carries_and_nothing_else():
+    task = CarelessChain(operations=4, highest_number=9, mistakes=1.0, train_problems=200)
+    rng, forgotten = random.Random(0), 0
+    for problem in task.problems("train"):
+        steps = task.solution(problem, rng).split("\n")
+        for step, right in zip(steps, task.step_truth(problem, steps), strict=True):
+            if right:
+                continue
+            forgotten += 1
+            left, sign, term, result = re.fullmatch(r"(\d+)([+-])(\d+)=(\d+)", step).groups()
+            exact = int(left) + (1 if sign == "+" else -1) * int(term)
+            # The units are right, the tens are those of the first number.
+            assert int(result) % 10 == exact % 10 and int(result) // 10 == int(left) // 10
+    assert forgotten > 100
