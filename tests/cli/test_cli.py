@@ -176,6 +176,7 @@ def test_predict_then_fit_the_estimator_alone(tmp_path):
         [
             "fit",
             f"--config={QUICKSTART}",
+            f"--config={QUICKSTART.replace('quickstart', 'causal_steps')}",
             *small(tmp_path / "warm"),
             f"--model.estimator.checkpoint={checkpoint}",
             "--model.estimator.optimizer.init_args.lr=0",

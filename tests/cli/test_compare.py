@@ -32,7 +32,8 @@ def test_quick_comparison_and_its_resumption(tmp_path):
     damaged = min(kept)
     before = json.loads(damaged.read_text())
     damaged.write_text(damaged.read_text()[:40])
-    assert f"{damaged} is damaged" in command(tmp_path).stderr
+    told = command(tmp_path)
+    assert f"{damaged} is damaged" in told.stdout + told.stderr
     again = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
     assert again == {damaged}
     curves = (x["curve"] for x in (before, json.loads(damaged.read_text())))
