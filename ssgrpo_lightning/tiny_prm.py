@@ -30,7 +30,7 @@ from ssgrpo_lightning.tasks import ChainArithmetic
 from ssgrpo_lightning.verifiers import FinalNumber
 
 SEPARATOR, GOOD, BAD = "<step>", "+", "-"
-GROUP, BATCH, LEARNING_RATE, TOGETHER = 8, 32, 1e-3, 32
+GROUP, BATCH, LEARNING_RATE, TOGETHER = 8, 32, 3e-3, 32
 
 
 def classifier(policy: Pretrained, out: Path) -> TokenClassifierPRM:
