@@ -75,9 +75,9 @@ class CreditRule(ABC):
     def __call__(self, scores: StepScores) -> PerStep:
         """Advantage of each step."""
 
-    @abstractmethod
     def weights(self, scores: StepScores) -> PerStep:
         """Weight of each step before the gate, for monitors; 1 where a rule does not weight."""
+        return torch.ones_like(scores.values)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,6 @@ class Broadcast(CreditRule):
 
     def __call__(self, scores: StepScores) -> PerStep:
         return scores.advantages[:, None].expand(scores.values.shape)
-
-    def weights(self, scores: StepScores) -> PerStep:
-        return torch.ones_like(scores.values)
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,6 @@ class StepAdvantage(CreditRule):
             learns = mixed_groups(rewards, group)
             advantages = advantages / group_deviation(rewards, group)[:, None]
         return torch.where(learns[:, None], advantages, 0.0)
-
-    def weights(self, scores: StepScores) -> PerStep:
-        return torch.ones_like(scores.values)
 
 
 @dataclass(frozen=True)
@@ -149,9 +143,6 @@ class ProcessAdvantage(CreditRule):
         counted = scores.mask & ~scores.rewards.isnan()[:, None]
         process = process_advantages(scores.scores, counted, scores.group)
         return process + self.outcome * scores.advantages[:, None]
-
-    def weights(self, scores: StepScores) -> PerStep:
-        return torch.ones_like(scores.values)
 
 
 @dataclass(frozen=True)
@@ -285,9 +276,6 @@ class Survival(CreditRule):
         judged = ~scores.rewards.isnan()[:, None] * scores.lengths
         return torch.where(judged > 0, whiten_by_place(gains, judged), 0.0)
 
-    def weights(self, scores: StepScores) -> PerStep:
-        return torch.ones_like(scores.values)
-
 
 @dataclass(frozen=True)
 class GAE(CreditRule):
@@ -320,6 +308,3 @@ class GAE(CreditRule):
         )
         known = ~scores.rewards.isnan()[:, None]
         return whiten(advantages, (scores.lengths * known).float()) if self.whiten else advantages
-
-    def weights(self, scores: StepScores) -> PerStep:
-        return torch.ones_like(scores.values)

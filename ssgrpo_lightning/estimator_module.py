@@ -69,7 +69,6 @@ class EstimatorModule(L.LightningModule):
         self.micro_batch_groups = micro_batch_groups
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.checkpoint, self.ready = checkpoint, False
-        self.last_calls = 0
         # From 0, so that an estimator has to earn its skill, and one lucky probe is none.
         self.mean_skill = 0.0
 
@@ -107,7 +106,14 @@ class EstimatorModule(L.LightningModule):
         self.estimator.load()
         if self.checkpoint is not None:
             state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            self.load_state_dict(state["state_dict"])
+            try:
+                self.load_state_dict(state["state_dict"])
+            except RuntimeError as error:
+                raise ValueError(
+                    f"estimator.checkpoint is {self.checkpoint!r}, which is not of a "
+                    f"{type(self.estimator).__name__} of this size: name the estimator it was "
+                    "fitted with (configs/estimator.yaml fits a CausalSteps)"
+                ) from error
 
     def configure_optimizers(self) -> Any:
         if not self.learns:
@@ -123,17 +129,14 @@ class EstimatorModule(L.LightningModule):
 
     @torch.no_grad()
     def score(self, rollouts: Rollouts, outcomes: StepScores) -> StepScores:
-        """Outcomes with the estimator's scores and values, as it is before it learns from them.
-
-        `last_calls` then says how many judgements that took.
-        """
+        """Outcomes with the estimator's scores and values, as it is before it learns from them."""
         before = self.estimator.calls
         viewed = self.objective.view(rollouts).steps
         logits = rollouts.logprobs.new_zeros(len(rollouts), viewed)
         for rows in whole_groups(rollouts, self.micro_batch_groups):
             part = self.forward(rollouts.select(rows))
             logits[rows, : part.shape[1]] = part.to(logits.dtype)
-        self.last_calls = self.estimator.calls - before
+        outcomes = replace(outcomes, calls=self.estimator.calls - before)
         return self.objective.read(logits, outcomes)
 
     def learnable(self, rollouts: Rollouts) -> Bool[Tensor, " rollout"]:
@@ -152,24 +155,25 @@ class EstimatorModule(L.LightningModule):
         logits = self.forward(batch.rollouts)
         return self.objective.loss(logits, batch.scores).sum() / divisor, {}
 
-    def scored(self, rollouts: Rollouts) -> ScoredRollouts:
-        """Rollouts as the estimator sees them now."""
-        return ScoredRollouts(rollouts, self.score(rollouts, outcome_scores(rollouts)))
+    def fresh_loss(self, rollouts: Rollouts) -> tuple[Float[Tensor, ""], StepScores]:
+        """Mean loss of whole groups that come in only now, and how the same pass reads them."""
+        logits = self.forward(rollouts)
+        scores = self.objective.read(logits.detach(), outcome_scores(rollouts))
+        learnable = self.learnable(rollouts).sum().clamp(min=1)
+        return self.objective.loss(logits, scores).sum() / learnable, scores
 
     def training_step(self, rollouts: Rollouts, batch_idx: int) -> Tensor:
         """Fit alone: one optimiser step on a batch of stored groups."""
-        learnable = self.learnable(rollouts).sum().float()
-        loss, _ = self.loss(self.scored(rollouts), learnable.clamp(min=1))
+        loss, _ = self.fresh_loss(rollouts)
         self.log("estimator/loss", loss, prog_bar=True, batch_size=len(rollouts))
         return loss
 
     def validation_step(self, rollouts: Rollouts, batch_idx: int) -> None:
         """Fit alone: loss on groups held out, and how well the last value ranks within a group."""
-        learnable = self.learnable(rollouts).sum().float()
-        batch = self.scored(rollouts)
-        loss, _ = self.loss(batch, learnable.clamp(min=1))
-        right, pairs = ranking_accuracy(last_value(batch.scores), rollouts.rewards, rollouts.group)
-        self.log("val/estimator_loss", loss, prog_bar=True, batch_size=int(learnable))
+        loss, scores = self.fresh_loss(rollouts)
+        right, pairs = ranking_accuracy(last_value(scores), rollouts.rewards, rollouts.group)
+        learnable = int(self.learnable(rollouts).sum())
+        self.log("val/estimator_loss", loss, prog_bar=True, batch_size=learnable)
         self.log("val/auc", right / pairs, prog_bar=True, batch_size=int(pairs))
 
 

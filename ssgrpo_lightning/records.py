@@ -176,6 +176,7 @@ class StepScores:
         advantages: Group advantage of each rollout; 0 without a verdict.
         group: Group of each rollout.
         policy_step: Number of policy updates made before; what rules that draw are seeded with.
+        calls: Judgements that scoring took: steps checked, or re-rollouts.
     """
 
     scores: Float[Tensor, "rollout step"]
@@ -187,6 +188,7 @@ class StepScores:
     advantages: Float[Tensor, " rollout"]
     group: Int[Tensor, " rollout"]
     policy_step: int = 0
+    calls: int = 0
 
     def select(self, rows: Int[Tensor, " row"], steps: int) -> "StepScores":
         """The given rollouts and their first `steps` steps."""

@@ -29,7 +29,7 @@ def update_row(
     """All metrics of one update; one stands in the row only if this update measured it."""
     sums = rollout_sums(rollouts) | credit_sums(rollouts, scores, weights, step_advantages)
     if module.estimator is not None:
-        calls, count = float(module.estimator.last_calls), float(len(rollouts))
+        calls, count = float(scores.calls), float(len(rollouts))
         sums["estimator/calls_per_rollout"] = torch.tensor(calls), torch.tensor(count)
     row = {}
     for name, pair in sums.items():

@@ -96,9 +96,7 @@ def fit(system: System, rollouts: Rollouts, seed: int) -> EstimatorModule | None
     if module.learns:
         optimizer = torch.optim.AdamW(module.parameters(), lr=system.lr, weight_decay=0.01)
         for rows in whole_groups(rollouts, 32):
-            part = rollouts.select(rows)
-            learnable = module.learnable(part).sum().float()
-            loss, _ = module.loss(module.scored(part), learnable.clamp(min=1))
+            loss, _ = module.fresh_loss(rollouts.select(rows))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)

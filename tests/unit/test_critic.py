@@ -15,7 +15,7 @@ from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import CausalSteps
 from ssgrpo_lightning.functional import gae, lambda_returns, mixed_groups, spread_steps, value_loss
 from ssgrpo_lightning.objectives import NoisyAnd, ValueRegression
-from ssgrpo_lightning.records import StepScores
+from ssgrpo_lightning.records import ScoredRollouts, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByTokens
 from ssgrpo_lightning.verifiers import FinalNumber
@@ -255,8 +255,7 @@ def test_value_model_trains_its_whole_trunk(critic_of, rollouts):
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     losses = []
     for _ in range(6):
-        batch = module.scored(rollouts)
-        loss, _ = module.loss(batch, module.learnable(rollouts).sum().float())
+        loss, _ = module.fresh_loss(rollouts)
         optimizer.zero_grad()
         loss.backward()
         if losses:  # a read-out of zero passes no gradient on
@@ -282,9 +281,9 @@ def critic_of(policy, resample):
 def test_scoring_in_portions_of_groups_changes_nothing(critic_of, rollouts, objective):
     module = critic_of(CausalSteps(), objective=objective)
     torch.nn.init.normal_(module.estimator.read_out.weight)
-    whole = module.scored(rollouts).scores
+    whole = module.score(rollouts, outcome_scores(rollouts))
     module.micro_batch_groups = 3
-    parts = module.scored(rollouts).scores
+    parts = module.score(rollouts, outcome_scores(rollouts))
     torch.testing.assert_close(parts.values[whole.mask], whole.values[whole.mask])
     torch.testing.assert_close(parts.baseline, whole.baseline)
 
@@ -299,7 +298,8 @@ def test_a_vocabulary_that_is_not_the_policys_is_refused(policy, resample):
 
 def test_what_is_stored_is_cut_with_its_rollouts(critic_of, make_rollouts):
     module = critic_of(CausalSteps())
-    batch = module.scored(make_rollouts([1.0, 0.0, 1.0], [[2, 3, 1], [4], [1, 1]], group=[0, 1, 2]))
+    rollouts = make_rollouts([1.0, 0.0, 1.0], [[2, 3, 1], [4], [1, 1]], group=[0, 1, 2])
+    batch = ScoredRollouts(rollouts, module.score(rollouts, outcome_scores(rollouts)))
     part = batch.select(torch.tensor([2, 1]))
     assert part.scores.values.shape == (2, part.rollouts.steps) == (2, 2)
     assert torch.equal(part.scores.values, batch.scores.values[[2, 1], :2])

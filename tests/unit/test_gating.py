@@ -216,3 +216,14 @@ def test_adversarial_validation_logs_every_corruption_and_the_decoy(tmp_path):
     (row,) = [r for r in metrics(tmp_path) if r["probe/decoy_gain"]]
     assert {n for n in row if n.startswith("probe/skill_")} == {f"probe/skill_{n}" for n in names}
     assert row["policy_step"] == "2" and float(row["probe/decoy_gain"]) >= 0
+
+
+def test_a_probe_does_not_count_as_calls_of_the_update(tmp_path):
+    exact = f"--config={REPOSITORY / 'configs/exact_credit.yaml'}"
+    fit(tmp_path / "a", exact)
+    fit(tmp_path / "b", exact, "--model.probe.every=1")
+    plain, probed = (
+        [r["estimator/calls_per_rollout"] for r in metrics(tmp_path / name) if r["reward"]]
+        for name in ("a", "b")
+    )
+    assert plain == probed and float(plain[0]) > 1

@@ -156,7 +156,7 @@ def test_frozen_weights_are_neither_trained_nor_saved(tmp_path, policy, rollouts
         module = EstimatorModule(torch.optim.AdamW, prm, objective)
         scores = module.score(rollouts, outcome_scores(rollouts))
         assert scores.values.isfinite().all() and not scores.values.requires_grad
-        assert module.last_calls == int(scores.mask.sum())
+        assert scores.calls == int(scores.mask.sum())
         assert not module.learns and set(module.state_dict()) == {"_extra_state"}
     frozen = CausalSteps(hidden=32).requires_grad_(False)
     assert not EstimatorModule(torch.optim.AdamW, frozen).learns
