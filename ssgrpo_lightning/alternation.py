@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssgrpo_lightning import parallel
+from ssgrpo_lightning.advantages import Advantage, GroupRelative
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
@@ -50,7 +51,7 @@ class SSGRPO(Evaluation):
         estimator: The step-value estimator; null where the credit rule needs no values.
         credit: How step values bend the group advantage; `Broadcast` is plain GRPO.
         engine: What samples the rollouts.
-        scale_rewards: Deviation that divides the group advantage.
+        advantage: How the rewards of a group become the advantage of each rollout.
         inner_epochs: Passes of the policy phase over the rollouts of an update (mu).
         minibatches: Optimiser steps of one such pass.
         estimator_every: Policy updates between two estimator phases; the first has one.
@@ -71,7 +72,7 @@ class SSGRPO(Evaluation):
         estimator: EstimatorModule | None = None,
         credit: CreditRule = ValueGain(),
         engine: RolloutEngine = TransformersEngine(),
-        scale_rewards: Literal["group", "batch", "none"] = "group",
+        advantage: Advantage = GroupRelative(),
         inner_epochs: int = 1,
         minibatches: int = 1,
         estimator_every: int = 1,
@@ -117,7 +118,7 @@ class SSGRPO(Evaluation):
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
-        self.scale_rewards: Literal["group", "batch", "none"] = scale_rewards
+        self.advantage = advantage
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
         self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
@@ -183,7 +184,7 @@ class SSGRPO(Evaluation):
 
     def score(self, rollouts: Rollouts) -> StepScores:
         """What the outcomes, and the estimator where there is one, say about every step."""
-        outcomes = outcome_scores(rollouts, self.scale_rewards)
+        outcomes = outcome_scores(rollouts, self.advantage)
         return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
 
     @property

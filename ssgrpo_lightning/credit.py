@@ -7,19 +7,19 @@ sound step of a success praised most.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssgrpo_lightning.advantages import Advantage, GroupRelative
 from ssgrpo_lightning.functional import (
     clipped_baseline,
     fall_shares,
     gae,
     gain_weights,
     gated,
-    group_advantages,
     group_deviation,
     group_mean,
     mean_one,
@@ -39,9 +39,7 @@ from ssgrpo_lightning.records import Rollouts, StepScores
 PerStep = Float[Tensor, "rollout step"]
 
 
-def outcome_scores(
-    rollouts: Rollouts, scale: Literal["group", "batch", "none"] = "group"
-) -> StepScores:
+def outcome_scores(rollouts: Rollouts, advantage: Advantage = GroupRelative()) -> StepScores:
     """What the outcomes alone say: group advantages, and the same value for every prefix."""
     lengths = step_lengths(rollouts.step, rollouts.steps)
     baseline = clipped_baseline(rollouts.rewards, rollouts.group)
@@ -53,7 +51,7 @@ def outcome_scores(
         lengths=lengths,
         rewards=rollouts.rewards,
         baseline=baseline,
-        advantages=group_advantages(rollouts.rewards, rollouts.group, scale),
+        advantages=advantage(rollouts),
         group=rollouts.group,
         policy_step=rollouts.policy_step,
     )

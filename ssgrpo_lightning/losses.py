@@ -20,11 +20,20 @@ class Surrogate(ABC):
     """Loss of each token, given its advantage."""
 
     @abstractmethod
-    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken) -> PerToken:
-        """Loss per token; `old` are the log-probabilities before the update."""
+    def __call__(
+        self, logprobs: PerToken, old: PerToken, advantages: PerToken, mask: TokenMask
+    ) -> PerToken:
+        """Loss per token.
+
+        Args:
+            logprobs: Log-probabilities as they are now; the only argument with a gradient.
+            old: Those before the first optimiser step of the update.
+            advantages: Of each token; tokens of a rollout may differ.
+            mask: Tokens that count; what a rollout's tokens share is shared over these.
+        """
 
     def watch(
-        self, logprobs: PerToken, old: PerToken, advantages: PerToken
+        self, logprobs: PerToken, old: PerToken, advantages: PerToken, mask: TokenMask
     ) -> dict[str, Bool[Tensor, "rollout token"]]:
         """Tokens to count for the log, by metric name."""
         return {}
@@ -50,11 +59,13 @@ class ClippedSurrogate(Surrogate):
                 "must be 0 < clip_low < 1 and clip_high > 0: 0.2 for both is usual"
             )
 
-    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken) -> PerToken:
+    def __call__(
+        self, logprobs: PerToken, old: PerToken, advantages: PerToken, mask: TokenMask
+    ) -> PerToken:
         return clipped_surrogate(logprobs, old, advantages, self.clip_low, self.clip_high)
 
     def watch(
-        self, logprobs: PerToken, old: PerToken, advantages: PerToken
+        self, logprobs: PerToken, old: PerToken, advantages: PerToken, mask: TokenMask
     ) -> dict[str, Bool[Tensor, "rollout token"]]:
         ratio = (logprobs - old).exp()
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
@@ -114,7 +125,7 @@ class DrGrpo(Reduction):
     """Sum over tokens by a constant, mean over rollouts. Dr. GRPO (2503.20783) section 3.2.
 
     No rollout's length changes the weight of its tokens. Dr. GRPO also leaves the deviation out:
-    set ``scale_rewards: none``.
+    set ``advantage: {class_path: GroupRelative, init_args: {scale: none}}``.
     """
 
     max_tokens: int

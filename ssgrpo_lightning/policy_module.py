@@ -192,13 +192,13 @@ class PolicyModule(L.LightningModule):
         logprobs, _ = self.forward(rollouts)
         old = logprobs.detach() if batch.old is None else batch.old
         mask = self.learnt(rollouts)
-        losses = self.surrogate(logprobs, old, advantages)
+        losses = self.surrogate(logprobs, old, advantages, mask)
         with torch.no_grad():
             drift = torch.where(mask, logprobs - rollouts.logprobs, 0.0)
             sums = {"tokens": mask.sum(), "sampling/sampling_logp_difference/mean": drift.abs()}
             sums |= {
                 name: where & mask
-                for name, where in self.surrogate.watch(logprobs, old, advantages).items()
+                for name, where in self.surrogate.watch(logprobs, old, advantages, mask).items()
             }
         if self.reference is not None:
             with torch.no_grad():
@@ -220,7 +220,8 @@ class PolicyModule(L.LightningModule):
         0 where nothing was trained, so that the names never change.
         """
         names = ["sampling/sampling_logp_difference/mean"]
-        names += list(self.surrogate.watch(*[torch.zeros(1, 1)] * 3))
+        blank = torch.zeros(1, 1)
+        names += list(self.surrogate.watch(blank, blank, blank, blank.bool()))
         names += ["kl"] if self.beta > 0 else []
         zero = torch.zeros(())
         return {name: means.get(name, zero) for name in names} | {

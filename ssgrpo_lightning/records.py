@@ -71,6 +71,8 @@ class Rollouts:
         texts: Completion text of each rollout, without special tokens.
         reasons: The verifier's reason for each reward, for people.
         policy_step: Number of policy updates made before these rollouts were sampled.
+        penalties: What is taken off each reward before advantages are made, for length or KL;
+            None: nothing. Estimators learn the reward, which stays an outcome in [0, 1].
     """
 
     tokens: Int[Tensor, "rollout token"]
@@ -86,9 +88,15 @@ class Rollouts:
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
     policy_step: int = 0
+    penalties: Float[Tensor, " rollout"] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def returns(self) -> Float[Tensor, " rollout"]:
+        """What advantages are made of: the reward less the penalties."""
+        return self.rewards if self.penalties is None else self.rewards - self.penalties
 
     @property
     def steps(self) -> int:

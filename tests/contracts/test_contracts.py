@@ -477,7 +477,8 @@ def test_surrogate_on_policy_pulls_with_the_advantage(member):
     logprobs = torch.randn(2, 5, requires_grad=True)
     advantages = torch.randn(2, 5)
     advantages[0, 0] = 0
-    build(member)(logprobs, logprobs.detach(), advantages).sum().backward()
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    build(member)(logprobs, logprobs.detach(), advantages, mask).sum().backward()
     torch.testing.assert_close(logprobs.grad, -advantages)
 
 
