@@ -4,7 +4,7 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 (`credit`, `objectives`), what a token's loss is (`losses`), and all about ranks (`parallel`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,13 +12,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ssgrpo_lightning import parallel
-from ssgrpo_lightning.advantages import Advantage, GroupRelative
+from ssgrpo_lightning.advantages import Advantage, GroupRelative, outcomes_of
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
-from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
+from ssgrpo_lightning.engines import RolloutEngine, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
 from ssgrpo_lightning.evaluation import Evaluation
 from ssgrpo_lightning.functional import counted_generator, spread_steps
@@ -28,14 +29,8 @@ from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.probing import Probe, note_skill, step_skill
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
-from ssgrpo_lightning.rollouts import (
-    Judge,
-    Resampler,
-    collect,
-    micro_batches,
-    minibatches,
-    whole_groups,
-)
+from ssgrpo_lightning.rollouts import Resampler, micro_batches, minibatches, whole_groups
+from ssgrpo_lightning.settings import check_settings
 
 PHASES = ("rollout", "score", "policy", "estimator")
 
@@ -84,37 +79,6 @@ class SSGRPO(Evaluation):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        counts = {
-            "inner_epochs": inner_epochs,
-            "minibatches": minibatches,
-            "estimator_every": estimator_every,
-            "estimator_epochs": estimator_epochs,
-        }
-        for field, value in counts.items():
-            if value < 1:
-                raise ValueError(f"model.{field} is {value}, must be at least 1")
-        if estimator_patience is not None and not 1 <= estimator_patience < estimator_epochs:
-            raise ValueError(
-                f"model.estimator_patience is {estimator_patience}, must be at least 1 and under "
-                f"model.estimator_epochs ({estimator_epochs}), or null to make every pass"
-            )
-        if gate.needs_skill and not probe.every:
-            raise ValueError(
-                f"model.gate is {type(gate).__name__}, which reads the step skill, but "
-                "model.probe.every is 0, so that none is measured: set it to 2, or use FixedGate"
-            )
-        if credit.needs_values and estimator is None:
-            raise ValueError(
-                f"model.credit is {type(credit).__name__}, which needs step values, but "
-                "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
-            )
-        if warmup_updates < 0:
-            raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
-        if warmup_updates and not credit.needs_values:
-            raise ValueError(
-                f"model.warmup_updates is {warmup_updates}, but model.credit is "
-                f"{type(credit).__name__}, which needs no estimator that could warm up: set it to 0"
-            )
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
@@ -128,6 +92,7 @@ class SSGRPO(Evaluation):
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
+        check_settings(self, estimator)
 
     # --- the algorithm -------------------------------------------------------------------------
 
@@ -137,7 +102,8 @@ class SSGRPO(Evaluation):
         with self.phase("rollout"):
             rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
         with self.phase("score"):
-            scores = self.score(rollouts)  # before the estimator has learnt from them
+            # Before the estimator has learnt from them.
+            scores = self.score(rollouts, self.advantages(rollouts))
             probe = self.probe(self, rollouts)
             skill = note_skill(self, probe)
             step_advantages = self.rule(scores)
@@ -159,32 +125,23 @@ class SSGRPO(Evaluation):
             "metrics": metrics,
         }
 
-    def collect(
-        self,
-        problems: Sequence[Problem],
-        group_size: int,
-        sampling: Sampling,
-        judge: Judge | None = None,
-    ) -> Rollouts:
-        """Sample groups from the policy as it is now, verify them and cut them into steps.
+    def advantages(self, rollouts: Rollouts) -> Float[Tensor, " rollout"]:
+        """Advantage of each rollout; what it reads of the batch, it reads of all ranks."""
+        everyone, own = parallel.everyones(self, outcomes_of(rollouts))
+        return self.advantage(everyone)[own]
 
-        The judge is that of training unless another is given.
+    def score(
+        self, rollouts: Rollouts, advantages: Float[Tensor, " rollout"] | None = None
+    ) -> StepScores:
+        """What the outcomes, and the estimator where there is one, say about every step.
+
+        Args:
+            rollouts: The rollouts.
+            advantages: Advantage of each; None: as these rollouts alone give them.
         """
-        assert self.policy.policy is not None
-        return collect(
-            self.policy.policy,
-            self.engine,
-            judge or self.datamodule.judge,
-            problems,
-            group_size,
-            sampling,
-            self.seed,
-            self.policy_step,
-        )
-
-    def score(self, rollouts: Rollouts) -> StepScores:
-        """What the outcomes, and the estimator where there is one, say about every step."""
-        outcomes = outcome_scores(rollouts, self.advantage)
+        if advantages is None:
+            advantages = self.advantage(outcomes_of(rollouts))
+        outcomes = outcome_scores(rollouts, advantages)
         return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
 
     @property

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from ssgrpo_lightning.records import Problem, Rollouts, ScoredRollouts
-from ssgrpo_lightning.rollouts import Judge, from_rows, read_rows
+from ssgrpo_lightning.rollouts import Judge
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
+from ssgrpo_lightning.stored import from_rows, read_rows
 from ssgrpo_lightning.tasks import Split, Task
 from ssgrpo_lightning.verifiers import Verifier
 

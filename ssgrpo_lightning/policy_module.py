@@ -160,24 +160,26 @@ class PolicyModule(L.LightningModule):
         """Log-probability and entropy of every sampled token."""
         assert self.policy is not None
         return self.policy(
-            rollouts.tokens, rollouts.attended, rollouts.sampled, self.sampling.temperature
+            rollouts.tokens, rollouts.attended, rollouts.sampled, rollouts.temperature
         )
 
     def learnt(self, rollouts: Rollouts) -> Bool[Tensor, "rollout token"]:
-        """Tokens that count: sampled, in a rollout with a verdict.
+        """Tokens that count: sampled, in a rollout that has a return and is not masked.
 
         Numerator and denominator of every reduction use this one mask.
         """
-        return rollouts.sampled & ~rollouts.rewards.isnan()[:, None]
+        counts = ~rollouts.returns.isnan()
+        if rollouts.masked is not None:
+            counts &= ~rollouts.masked
+        return rollouts.sampled & counts[:, None]
 
     def learns(self, batch: CreditedRollouts) -> Bool[Tensor, " rollout"]:
         """Rollouts whose loss has a gradient: those with an advantage.
 
         With beta > 0 every one with a verdict: also a dead group holds the policy to its reference.
         """
-        if self.beta > 0:
-            return self.learnt(batch.rollouts).any(1)
-        return (batch.advantages != 0).any(1)
+        counts = self.learnt(batch.rollouts)
+        return counts.any(1) if self.beta > 0 else (counts & (batch.advantages != 0)).any(1)
 
     def loss(
         self, batch: CreditedRollouts, divisor: Float[Tensor, ""]
@@ -206,7 +208,7 @@ class PolicyModule(L.LightningModule):
                     rollouts.tokens,
                     rollouts.attended,
                     rollouts.sampled,
-                    self.sampling.temperature,
+                    rollouts.temperature,
                 )
             kl = kl_k3(logprobs, reference)
             losses = losses + self.beta * kl

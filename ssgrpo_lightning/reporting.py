@@ -10,7 +10,8 @@ from torch import Tensor
 from ssgrpo_lightning.metrics import credit_sums, rollout_sums
 from ssgrpo_lightning.parallel import global_max, global_sum
 from ssgrpo_lightning.records import Rollouts, StepScores
-from ssgrpo_lightning.rollouts import step_texts, to_rows
+from ssgrpo_lightning.rollouts import step_texts
+from ssgrpo_lightning.stored import to_rows
 
 if TYPE_CHECKING:
     from ssgrpo_lightning.alternation import SSGRPO

@@ -1,9 +1,7 @@
 """Problems to grouped rollouts: sample, verify, cut into steps, pad. Knows no Lightning."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -72,14 +70,16 @@ def collect(
     sampling: Sampling,
     seed: int,
     policy_step: int,
+    replica: int = 0,
 ) -> Rollouts:
     """Sample a group of rollouts per problem, verify them and cut them into steps.
 
     The noise of a rollout depends on (seed, policy_step, problem, replica) alone; a problem that
-    stands twice in the batch makes two groups with noise of their own.
+    stands twice in the batch makes two groups with noise of their own. Replicas count from
+    `replica`, so that another call in the same update can draw others.
     """
     prompts = [policy.codec.encode(p) for p in problems]
-    keys, seen = [], dict.fromkeys((p.id for p in problems), 0)
+    keys, seen = [], dict.fromkeys((p.id for p in problems), replica)
     for problem in problems:
         first = seen[problem.id]
         keys += [(seed, policy_step, problem.id, first + k) for k in range(group_size)]
@@ -99,6 +99,7 @@ def collect(
         texts=texts,
         pad_id=policy.codec.pad_id,
         policy_step=policy_step,
+        temperature=sampling.temperature or 1.0,
     )
 
 
@@ -112,6 +113,7 @@ def assemble(
     texts: Sequence[str],
     pad_id: int,
     policy_step: int,
+    temperature: float = 1.0,
 ) -> Rollouts:
     """Lay prompts and completions side by side: prompts end, completions begin in one column."""
     device, new = samples.tokens.device, samples.tokens.shape[1]
@@ -136,7 +138,20 @@ def assemble(
         texts=tuple(texts),
         reasons=tuple(v.reason for v in verdicts),
         policy_step=policy_step,
+        parts=_parts([v.parts for v in verdicts], device),
+        temperature=temperature,
     )
+
+
+def _parts(
+    parts: Sequence[tuple[float | None, ...]], device: torch.device
+) -> Float[Tensor, "rollout part"] | None:
+    """Partial rewards as a table, NaN where there is none; None where no reward has parts."""
+    width, nan = max(map(len, parts), default=0), float("nan")
+    if not width:
+        return None
+    rows = [[nan if x is None else x for x in row] + [nan] * (width - len(row)) for row in parts]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
 @dataclass(frozen=True)
@@ -260,86 +275,3 @@ def step_texts(rollouts: Rollouts, policy: Policy, row: int) -> list[str]:
     for piece, step in zip(pieces, rollouts.step[row][mask].tolist()):
         texts[step] += piece
     return texts
-
-
-def to_rows(rollouts: Rollouts) -> list[dict]:
-    """One JSON-ready mapping per rollout, with all that `from_rows` needs."""
-    rows = []
-    for i in range(len(rollouts)):
-        mask, given = rollouts.sampled[i], rollouts.attended[i] & ~rollouts.sampled[i]
-        reward = float(rollouts.rewards[i])
-        rows.append(
-            {
-                "group": int(rollouts.group[i]),
-                "problem": asdict(rollouts.problems[i]),
-                "text": rollouts.texts[i],
-                "reward": None if reward != reward else reward,
-                "reason": rollouts.reasons[i],
-                "truncated": bool(rollouts.truncated[i]),
-                "policy_step": rollouts.policy_step,
-                "prompt_ids": rollouts.tokens[i][given].tolist(),
-                "completion_ids": rollouts.tokens[i][mask].tolist(),
-                "step": rollouts.step[i][mask].tolist(),
-                "logprobs": [round(x, 6) for x in rollouts.logprobs[i][mask].tolist()],
-                "entropy": [round(x, 6) for x in rollouts.entropy[i][mask].tolist()],
-            }
-        )
-    return rows
-
-
-def from_rows(rows: Sequence[dict]) -> Rollouts:
-    """Rollouts from the mappings of `to_rows`; groups keep their numbers."""
-
-    def padded(field: str, dtype: torch.dtype) -> Tensor:
-        width = max(len(row[field]) for row in rows)
-        return torch.tensor([r[field] + [0] * (width - len(r[field])) for r in rows], dtype=dtype)
-
-    samples = Samples(
-        tokens=padded("completion_ids", torch.long),
-        lengths=torch.tensor([len(row["completion_ids"]) for row in rows]),
-        logprobs=padded("logprobs", torch.float32),
-        entropy=padded("entropy", torch.float32),
-        truncated=torch.tensor([row["truncated"] for row in rows]),
-    )
-    return assemble(
-        prompts=[row["prompt_ids"] for row in rows],
-        samples=samples,
-        steps=[row["step"] for row in rows],
-        verdicts=[Verdict(row["reward"], row["reason"]) for row in rows],
-        group=[row["group"] for row in rows],
-        problems=[_problem(row["problem"]) for row in rows],
-        texts=[row["text"] for row in rows],
-        pad_id=0,
-        policy_step=max(row["policy_step"] for row in rows),
-    )
-
-
-def _problem(row: dict) -> Problem:
-    prompt = row["prompt"]
-    return Problem(row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"])
-
-
-def read_rows(path: Path) -> Iterable[dict]:
-    """Rows of a JSON-lines file of rollouts.
-
-    Raises:
-        ValueError: The file is missing, empty or a line is no rollout.
-    """
-    if not path.is_file():
-        raise ValueError(
-            f"rollouts are read from {str(path)!r}, which is no file: write it with "
-            "`python train.py predict --config …`"
-        )
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "group": int(row["group"]), "step": list(row["step"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{number} is no stored rollout ({error!r}): write the file anew with "
-                "`python train.py predict --config …`"
-            ) from error
-    if not rows:
-        raise ValueError(f"{path} holds no rollouts: write it with `python train.py predict`")
-    return rows

@@ -8,13 +8,17 @@ s_<=t; value V_t, weight w_t, estimator logit z_t.
 from ssgrpo_lightning.functional.advantages import (
     clipped_baseline,
     group_advantages,
+    group_copies,
     group_deviation,
     group_mean,
     group_std,
     group_sum,
+    mean_divided_advantages,
     mixed_groups,
     others_mean,
+    pass_at_k_advantages,
     relative_rewards,
+    whitened_advantages,
 )
 from ssgrpo_lightning.functional.credit import (
     evidence_logit,
@@ -73,6 +77,7 @@ __all__ = [
     "gain_weights",
     "gated",
     "group_advantages",
+    "group_copies",
     "group_deviation",
     "group_evidence",
     "group_mean",
@@ -81,6 +86,7 @@ __all__ = [
     "kl_k3",
     "lambda_returns",
     "lay_out_steps",
+    "mean_divided_advantages",
     "mean_one",
     "mean_steps",
     "mixed_groups",
@@ -88,6 +94,7 @@ __all__ = [
     "others_mean",
     "outcome_loss",
     "pairwise_loss",
+    "pass_at_k_advantages",
     "pool_steps",
     "prefix_fingerprints",
     "prefix_loss",
@@ -105,5 +112,6 @@ __all__ = [
     "value_loss",
     "whiten",
     "whiten_by_place",
+    "whitened_advantages",
     "window_mean",
 ]
