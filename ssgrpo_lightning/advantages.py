@@ -26,7 +26,7 @@ def outcomes_of(rollouts: Rollouts) -> Outcomes:
         returns=rollouts.returns,
         rewards=rollouts.rewards,
         group=rollouts.group,
-        copies=group_copies(rollouts.tokens, rollouts.sampled, rollouts.group),
+        copies=group_copies(rollouts.tokens, rollouts.sampled, rollouts.group)[0],
         parts=rollouts.parts,
     )
 

@@ -4,7 +4,7 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 (`credit`, `objectives`), what a token's loss is (`losses`), and all about ranks (`parallel`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ssgrpo_lightning import parallel
 from ssgrpo_lightning.advantages import Advantage, GroupRelative, outcomes_of
+from ssgrpo_lightning.collection import Collection, OneBatch
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
-from ssgrpo_lightning.engines import RolloutEngine, TransformersEngine
+from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
 from ssgrpo_lightning.evaluation import Evaluation
 from ssgrpo_lightning.functional import counted_generator, spread_steps
@@ -31,6 +32,8 @@ from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, Scored
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
 from ssgrpo_lightning.rollouts import Resampler, micro_batches, minibatches, whole_groups
 from ssgrpo_lightning.settings import check_settings
+from ssgrpo_lightning.shaping import Shaping
+from ssgrpo_lightning.temperature import FixedTemperature, Temperature
 
 PHASES = ("rollout", "score", "policy", "estimator")
 
@@ -46,6 +49,9 @@ class SSGRPO(Evaluation):
         estimator: The step-value estimator; null where the credit rule needs no values.
         credit: How step values bend the group advantage; `Broadcast` is plain GRPO.
         engine: What samples the rollouts.
+        collection: Which groups make up an update.
+        temperature: How hot they are sampled in each update.
+        shaping: What rollouts lose before advantages are made, one after the other; null: nothing.
         advantage: How the rewards of a group become the advantage of each rollout.
         inner_epochs: Passes of the policy phase over the rollouts of an update (mu).
         minibatches: Optimiser steps of one such pass.
@@ -67,6 +73,9 @@ class SSGRPO(Evaluation):
         estimator: EstimatorModule | None = None,
         credit: CreditRule = ValueGain(),
         engine: RolloutEngine = TransformersEngine(),
+        collection: Collection = OneBatch(),
+        temperature: Temperature = FixedTemperature(),
+        shaping: list[Shaping] | None = None,
         advantage: Advantage = GroupRelative(),
         inner_epochs: int = 1,
         minibatches: int = 1,
@@ -82,11 +91,13 @@ class SSGRPO(Evaluation):
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
-        self.advantage = advantage
+        self.collection, self.temperature = collection, temperature
+        self.heat = temperature(policy.sampling.temperature, 0)  # of the next update
+        self.shaping, self.advantage = shaping or [], advantage
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
         self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
-        self.watch = Watch()
+        self.watch, self.resample = Watch(), None
         self.was_open: bool | None = None  # until a gate has acted
         self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
@@ -100,8 +111,11 @@ class SSGRPO(Evaluation):
         """One update. The mapping it returns reaches the callbacks as ``outputs``."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
         with self.phase("rollout"):
-            rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
+            rollouts, drawn = self.collection(self, problems)
         with self.phase("score"):
+            rollouts = self.shaped(rollouts)
+            if self.resample is not None:
+                self.resample.sampling = self.sampling
             # Before the estimator has learnt from them.
             scores = self.score(rollouts, self.advantages(rollouts))
             probe = self.probe(self, rollouts)
@@ -111,12 +125,13 @@ class SSGRPO(Evaluation):
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill
+            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill | drawn
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
         log_row(self, metrics)
         self.watch = self.gate.follow(self.watch, metrics)
+        self.heat = self.next_temperature(metrics)
         return {
             "rollouts": rollouts,
             "scores": scores,
@@ -124,6 +139,23 @@ class SSGRPO(Evaluation):
             "step_advantages": step_advantages,
             "metrics": metrics,
         }
+
+    @property
+    def sampling(self) -> Sampling:
+        """How rollouts of training are drawn now."""
+        return replace(self.policy.sampling, temperature=self.heat)
+
+    def next_temperature(self, metrics: Mapping[str, float]) -> float:
+        """Temperature of the next update, after one that measured `metrics`."""
+        distinct = metrics["group/distinct_completions"] / self.datamodule.group_size
+        usual = self.policy.sampling.temperature
+        return self.temperature(usual, self.policy_step, self.heat, distinct)
+
+    def shaped(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with the penalties and masks of every shaping."""
+        for shaping in self.shaping:
+            rollouts = shaping(rollouts)
+        return rollouts
 
     def advantages(self, rollouts: Rollouts) -> Float[Tensor, " rollout"]:
         """Advantage of each rollout; what it reads of the batch, it reads of all ranks."""
@@ -230,7 +262,8 @@ class SSGRPO(Evaluation):
 
     def predict_step(self, problems: list[Problem], batch_idx: int) -> list[dict[str, Any]]:
         """Grouped rollouts, one JSON-ready row each, with the credit of every step."""
-        rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
+        rollouts = self.collect(problems, self.datamodule.group_size, self.sampling)
+        rollouts = self.shaped(rollouts)
         return prediction_rows(self, rollouts, self.score(rollouts))
 
     # --- Lightning -----------------------------------------------------------------------------
@@ -252,9 +285,9 @@ class SSGRPO(Evaluation):
         policy = self.policy.policy
         if self.estimator is not None and policy is not None:
             self.estimator.configure_model()
-            judge, sampling = self.datamodule.judge, self.policy.sampling
-            resample = Resampler(policy, self.engine, judge, sampling, self.seed)
-            self.estimator.estimator.bind(policy, resample)
+            judge = self.datamodule.judge
+            self.resample = Resampler(policy, self.engine, judge, self.sampling, self.seed)
+            self.estimator.estimator.bind(policy, self.resample)
             if self.warmup_updates and not self.estimator.learns:
                 raise ValueError(
                     f"model.warmup_updates is {self.warmup_updates}, but "
@@ -279,9 +312,11 @@ class SSGRPO(Evaluation):
             "policy_step": self.policy_step,
             "num_tokens": self.num_tokens,
             "watch": asdict(self.watch),
+            "temperature": self.heat,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.policy_step = checkpoint["ssgrpo"]["policy_step"]
         self.num_tokens = checkpoint["ssgrpo"]["num_tokens"]
         self.watch = Watch(**checkpoint["ssgrpo"].get("watch", {}))
+        self.heat = checkpoint["ssgrpo"].get("temperature", self.heat)

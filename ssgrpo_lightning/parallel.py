@@ -27,6 +27,13 @@ def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
     return module.all_gather(x).amax(0)  # pyright: ignore
 
 
+def gathered(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Rows of all ranks, in their order; every rank must call it, with as many."""
+    if module.trainer.world_size == 1:
+        return x
+    return module.all_gather(x).flatten(0, 1)  # pyright: ignore
+
+
 def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice]:
     """The outcomes of all ranks, in their order, and the rows of this one.
 
@@ -36,12 +43,12 @@ def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice
         return own, slice(0, len(own))
     groups, rank = int(global_max(module, own.group.max())) + 1, module.trainer.global_rank
     numbered = replace(own, group=own.group + groups * rank)
-    gathered = {
-        f.name: module.all_gather(value).flatten(0, 1)  # pyright: ignore
+    of_all = {
+        f.name: gathered(module, value)
         for f in fields(own)
         if (value := getattr(numbered, f.name)) is not None
     }
-    return replace(own, **gathered), slice(rank * len(own), (rank + 1) * len(own))
+    return replace(own, **of_all), slice(rank * len(own), (rank + 1) * len(own))
 
 
 class Tally:

@@ -27,7 +27,7 @@ class PolicyModule(L.LightningModule):
         lr_scheduler: Learning-rate schedule, one step per update; null: constant.
         sampling: How rollouts are drawn in training.
         evaluation: How completions are drawn in validation and test; null: greedily, with the
-            budget of `sampling`.
+            budget and stop strings of `sampling`.
         max_prompt_tokens: Longest prompt allowed; a longer one is refused, never cut.
         surrogate: Loss of a token.
         reduction: How token losses become one number.
@@ -83,7 +83,7 @@ class PolicyModule(L.LightningModule):
             )
         self.automatic_optimization = False
         self.model, self.sampling, self.beta = model, sampling, beta
-        self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)
+        self.evaluation = evaluation or replace(sampling, temperature=0.0)
         self.max_prompt_tokens, self.micro_batch = max_prompt_tokens, micro_batch
         self.surrogate, self.reduction = surrogate, reduction
         self.max_grad_norm = max_grad_norm

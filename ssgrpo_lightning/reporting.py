@@ -43,11 +43,13 @@ def update_row(
     optimizers = module.optimizers_by_name()
     total = max(sum(module.seconds.values()), 1e-9)
     row |= {name: float(value) for name, value in learnt.items()}
+    row |= {name: float(value) for name, value in module.datamodule.known.metrics().items()}
     row |= {f"timing/{name}": value for name, value in module.seconds.items()}
     row |= {
         "policy_step": module.policy_step,
         "num_tokens": module.num_tokens,
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
+        "sampling/temperature": rollouts.temperature,
         "step/gate": module.rule.gate,
         "step/harm": float(bool(module.watch.harm)),
         "warmup": float(module.policy_step <= module.warmup_updates),

@@ -1,17 +1,18 @@
 """Problems to grouped rollouts: sample, verify, cut into steps, pad. Knows no Lightning."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import Policy
-from ssgrpo_lightning.records import Problem, Rollouts, Verdict
+from ssgrpo_lightning.records import PER_TOKEN, Problem, Rollouts, Verdict
 from ssgrpo_lightning.segmenters import Segmenter
 from ssgrpo_lightning.verifiers import Verifier
 
@@ -152,6 +153,41 @@ def _parts(
         return None
     rows = [[nan if x is None else x for x in row] + [nan] * (width - len(row)) for row in parts]
     return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def join(parts: Sequence[Rollouts]) -> Rollouts:
+    """Rollouts of one update one after the other; groups are numbered on from part to part."""
+    starts = [_prompt_width(part) for part in parts]
+    left = max(starts)
+    right = max(part.tokens.shape[1] - start for part, start in zip(parts, starts))
+    width = max(0 if part.parts is None else part.parts.shape[1] for part in parts)
+    if width:  # where no verdict was reached at all, none had parts
+        nan = float("nan")
+        parts = [
+            replace(p, parts=p.rewards.new_full((len(p), width), nan)) if p.parts is None else p
+            for p in parts
+        ]
+    joined, groups = {}, 0
+    for f in fields(Rollouts):
+        values = [getattr(part, f.name) for part in parts]
+        if f.name in PER_TOKEN:
+            blank = -1 if f.name == "step" else 0
+            sides = [(left - s, right - (v.shape[1] - s)) for v, s in zip(values, starts)]
+            values = [pad(v, side, value=blank) for v, side in zip(values, sides)]
+        if isinstance(values[0], Tensor):
+            joined[f.name] = torch.cat(values)
+        elif isinstance(values[0], tuple):
+            joined[f.name] = sum(values, ())
+    offset = []
+    for part in parts:
+        offset.append(part.group + groups)
+        groups += int(part.group.max()) + 1
+    return replace(parts[0], **{**joined, "group": torch.cat(offset)})
+
+
+def _prompt_width(rollouts: Rollouts) -> int:
+    """Columns up to the end of the prompts, which all end in one column."""
+    return int((rollouts.attended & ~rollouts.sampled).any(0).nonzero()[-1]) + 1
 
 
 @dataclass(frozen=True)

@@ -185,20 +185,35 @@ def whitened_advantages(advantages: PerRollout, learns: Bool[Tensor, " rollout"]
     return torch.where(learns, advantages / (deviation.clamp(min=STD_FLOOR) + STD_EPSILON), 0.0)
 
 
+def overlong_penalties(lengths: PerRollout, max_tokens: int, buffer: int) -> PerRollout:
+    """Soft overlong punishment, DAPO (2503.14476) eq. 13 with its sign turned.
+
+    ``clip((|y| - (L_max - L_buffer)) / L_buffer, 0, 1)``.
+
+    >>> overlong_penalties(torch.tensor([10., 16., 18., 20., 30.]), 20, 4)
+    tensor([0.0000, 0.0000, 0.5000, 1.0000, 1.0000])
+    """
+    return ((lengths - (max_tokens - buffer)) / buffer).clamp(0, 1)
+
+
 def group_copies(
     tokens: Steps, sampled: Bool[Tensor, "rollout token"], group: Groups
-) -> Int[Tensor, " rollout"]:
-    """How many rollouts of its group have the same completion, token by token; at least 1.
+) -> tuple[Int[Tensor, " rollout"], Bool[Tensor, " rollout"]]:
+    """Which rollouts of a group have the same completion, token by token.
+
+    Returns:
+        How many of its group have it, at least 1; True where an earlier one has it already.
 
     >>> tokens, sampled = torch.tensor([[5, 7], [5, 7], [5, 8]]), torch.ones(3, 2).bool()
     >>> group_copies(tokens, sampled, torch.zeros(3, dtype=torch.long))
-    tensor([2, 2, 1])
+    (tensor([2, 2, 1]), tensor([False,  True, False]))
     """
     text = step_fingerprints(tokens, torch.where(sampled, 0, -1), 1)[:, 0]
-    _, same, often = torch.stack([group, text], 1).unique(
-        dim=0, return_inverse=True, return_counts=True
-    )
-    return often[same]
+    kinds = torch.stack([group, text], 1)
+    _, same, often = kinds.unique(dim=0, return_inverse=True, return_counts=True)
+    place = torch.arange(len(group), device=group.device)
+    first = place.new_full((len(often),), len(group)).scatter_reduce(0, same, place, "amin")
+    return often[same], place != first[same]
 
 
 def clipped_baseline(rewards: PerRollout, group: Groups) -> PerRollout:

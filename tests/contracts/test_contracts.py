@@ -23,6 +23,7 @@ from ssgrpo_lightning.credit import (
     Weighting,
     outcome_scores,
 )
+from ssgrpo_lightning.curriculum import Curriculum, PassRates
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import (
@@ -42,7 +43,9 @@ from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Outcomes, Problem, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
+from ssgrpo_lightning.shaping import Shaping, SoftOverlong
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
+from ssgrpo_lightning.temperature import Temperature
 from ssgrpo_lightning.tiny_prm import classifier
 from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
 
@@ -60,6 +63,7 @@ ARGUMENTS = {
     MonteCarlo: {"repeats": 2, "mixed_only": False},
     TokenClassifierPRM: {"name": PRM.name},
     PassAtK: {"k": 3},
+    SoftOverlong: {"max_tokens": 6, "buffer": 4},
     SeparatorPRM: {"name": TINY_POLICY, "separator": "<eos>", "good": "+", "bad": "-"},
 }
 
@@ -153,6 +157,51 @@ def test_a_rollout_without_a_return_leaves_the_statistics(member, outcomes):
     fields = (outcomes.returns, outcomes.rewards, outcomes.group, outcomes.copies)
     without = Outcomes(*(x[known] for x in fields), outcomes.parts[known])
     torch.testing.assert_close(build(member)(without), build(member)(outcomes)[known])
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+@each(Shaping)
+def test_shaping_adds_to_what_is_there_and_leaves_the_reward_alone(member, eight):
+    shape = build(member)
+    before = replace(
+        eight,
+        penalties=torch.full((8,), 0.25),
+        masked=torch.arange(8) == 0,
+        truncated=torch.arange(8) % 2 == 1,
+    )
+    after = shape(before)
+    torch.testing.assert_close(after.rewards, before.rewards, equal_nan=True)
+    assert after.masked[0] and (after.penalties.nan_to_num(9) >= 0.25).all()
+    bare = shape(replace(before, penalties=None, masked=None))
+    if bare.penalties is not None:
+        torch.testing.assert_close(bare.penalties + 0.25, after.penalties, equal_nan=True)
+    order = torch.tensor([2, 0, 3, 1, 7, 5, 4, 6])
+    moved = shape(before.select(order))
+    torch.testing.assert_close(moved.returns, after.returns[order], equal_nan=True)
+    assert torch.equal(moved.masked, after.masked[order])
+
+
+@each(Curriculum)
+def test_curriculum_fills_the_batch_with_different_problems_whatever_is_known(member):
+    curriculum, due = build(member), [7, 1, 4, 2]
+    known = PassRates.unknown(9)
+    for rates in ([NAN] * 9, [0.0] * 9, [1.0] * 9, [0.5] * 9, [0.1 * i for i in range(9)]):
+        for _ in range(3):
+            known = curriculum.follow(known, list(range(9)), rates)
+        picks = [curriculum.pick(due, known, torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+        assert picks[0] == picks[1]
+        assert all(len(set(p)) == len(p) == 4 and set(p) <= set(range(9)) for p in picks)
+
+
+@each(Temperature)
+def test_temperature_stays_positive_and_needs_no_past(member):
+    temperature = build(member)
+    now = temperature(1.0, 0)
+    for update in range(1, 200):
+        now = temperature(1.0, update, now, 1.0 if update % 3 else 0.0)
+        assert 0 < now < 10
 
 
 # --- credit rules -------------------------------------------------------------------------------
