@@ -46,7 +46,7 @@ def test_shaping_stop_strings_and_advantages_are_reached_from_yaml(tmp_path):
             "fit",
             f"--config={QUICKSTART}",
             *small(tmp_path),
-            "--model.policy.sampling.stop=['\\n']",
+            "--model.policy.sampling.stop=['=']",
             "--model.shaping=[MaskTruncated, MaskDead]",
             "--model.advantage={class_path: WeighDuplicates, init_args: {advantage: MaxRl}}",
             "--model.temperature={class_path: CoolDown, init_args: {start: 1.5, updates: 2}}",
@@ -55,9 +55,9 @@ def test_shaping_stop_strings_and_advantages_are_reached_from_yaml(tmp_path):
     )
     first, second = rows(tmp_path)
     assert (first["sampling/temperature"], second["sampling/temperature"]) == ("1.5", "1.25")
-    assert float(first["step/count_mean"]) == 1.0  # a completion is its first line
+    assert float(first["step/count_mean"]) == 1.0  # it ends within the first line
     assert float(first["completions/clipped_ratio"]) < 1
-    # No first line states the answer, so every group is dead and masked.
+    # Nothing states the answer, so every group is dead and masked.
     assert float(first["group/all_zero"]) == float(first["shaping/masked"]) == 1.0
 
 
