@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssgrpo_lightning.advantages import Advantage, GroupRelative
+from ssgrpo_lightning.advantages import GroupRelative, outcomes_of
 from ssgrpo_lightning.functional import (
     clipped_baseline,
     fall_shares,
@@ -39,8 +39,17 @@ from ssgrpo_lightning.records import Rollouts, StepScores
 PerStep = Float[Tensor, "rollout step"]
 
 
-def outcome_scores(rollouts: Rollouts, advantage: Advantage = GroupRelative()) -> StepScores:
-    """What the outcomes alone say: group advantages, and the same value for every prefix."""
+def outcome_scores(
+    rollouts: Rollouts, advantages: Float[Tensor, " rollout"] | None = None
+) -> StepScores:
+    """What the outcomes alone say: group advantages, and the same value for every prefix.
+
+    Args:
+        rollouts: The rollouts.
+        advantages: Advantage of each rollout; None: that of `GroupRelative`.
+    """
+    if advantages is None:
+        advantages = GroupRelative()(outcomes_of(rollouts))
     lengths = step_lengths(rollouts.step, rollouts.steps)
     baseline = clipped_baseline(rollouts.rewards, rollouts.group)
     even = baseline[:, None].expand(lengths.shape)
@@ -51,7 +60,7 @@ def outcome_scores(rollouts: Rollouts, advantage: Advantage = GroupRelative()) -
         lengths=lengths,
         rewards=rollouts.rewards,
         baseline=baseline,
-        advantages=advantage(rollouts),
+        advantages=advantages,
         group=rollouts.group,
         policy_step=rollouts.policy_step,
     )

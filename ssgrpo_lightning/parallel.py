@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 
 import lightning as L
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.policy_module import PolicyModule
+from ssgrpo_lightning.records import Outcomes
 
 
 def global_sum(module: L.LightningModule, x: Tensor) -> Tensor:
@@ -23,6 +25,30 @@ def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
     if module.trainer.world_size == 1:
         return x
     return module.all_gather(x).amax(0)  # pyright: ignore
+
+
+def gathered(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Rows of all ranks, in their order; every rank must call it, with as many."""
+    if module.trainer.world_size == 1:
+        return x
+    return module.all_gather(x).flatten(0, 1)  # pyright: ignore
+
+
+def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice]:
+    """The outcomes of all ranks, in their order, and the rows of this one.
+
+    Every rank must call it, with as many rollouts. Groups are numbered anew, none spans ranks.
+    """
+    if module.trainer.world_size == 1:
+        return own, slice(0, len(own))
+    groups, rank = int(global_max(module, own.group.max())) + 1, module.trainer.global_rank
+    numbered = replace(own, group=own.group + groups * rank)
+    of_all = {
+        f.name: gathered(module, value)
+        for f in fields(own)
+        if (value := getattr(numbered, f.name)) is not None
+    }
+    return replace(own, **of_all), slice(rank * len(own), (rank + 1) * len(own))
 
 
 class Tally:

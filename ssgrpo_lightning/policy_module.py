@@ -27,7 +27,7 @@ class PolicyModule(L.LightningModule):
         lr_scheduler: Learning-rate schedule, one step per update; null: constant.
         sampling: How rollouts are drawn in training.
         evaluation: How completions are drawn in validation and test; null: greedily, with the
-            budget of `sampling`.
+            budget and stop strings of `sampling`.
         max_prompt_tokens: Longest prompt allowed; a longer one is refused, never cut.
         surrogate: Loss of a token.
         reduction: How token losses become one number.
@@ -83,7 +83,7 @@ class PolicyModule(L.LightningModule):
             )
         self.automatic_optimization = False
         self.model, self.sampling, self.beta = model, sampling, beta
-        self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)
+        self.evaluation = evaluation or replace(sampling, temperature=0.0)
         self.max_prompt_tokens, self.micro_batch = max_prompt_tokens, micro_batch
         self.surrogate, self.reduction = surrogate, reduction
         self.max_grad_norm = max_grad_norm
@@ -160,24 +160,26 @@ class PolicyModule(L.LightningModule):
         """Log-probability and entropy of every sampled token."""
         assert self.policy is not None
         return self.policy(
-            rollouts.tokens, rollouts.attended, rollouts.sampled, self.sampling.temperature
+            rollouts.tokens, rollouts.attended, rollouts.sampled, rollouts.temperature
         )
 
     def learnt(self, rollouts: Rollouts) -> Bool[Tensor, "rollout token"]:
-        """Tokens that count: sampled, in a rollout with a verdict.
+        """Tokens that count: sampled, in a rollout that has a return and is not masked.
 
         Numerator and denominator of every reduction use this one mask.
         """
-        return rollouts.sampled & ~rollouts.rewards.isnan()[:, None]
+        counts = ~rollouts.returns.isnan()
+        if rollouts.masked is not None:
+            counts &= ~rollouts.masked
+        return rollouts.sampled & counts[:, None]
 
     def learns(self, batch: CreditedRollouts) -> Bool[Tensor, " rollout"]:
         """Rollouts whose loss has a gradient: those with an advantage.
 
         With beta > 0 every one with a verdict: also a dead group holds the policy to its reference.
         """
-        if self.beta > 0:
-            return self.learnt(batch.rollouts).any(1)
-        return (batch.advantages != 0).any(1)
+        counts = self.learnt(batch.rollouts)
+        return counts.any(1) if self.beta > 0 else (counts & (batch.advantages != 0)).any(1)
 
     def loss(
         self, batch: CreditedRollouts, divisor: Float[Tensor, ""]
@@ -206,7 +208,7 @@ class PolicyModule(L.LightningModule):
                     rollouts.tokens,
                     rollouts.attended,
                     rollouts.sampled,
-                    self.sampling.temperature,
+                    rollouts.temperature,
                 )
             kl = kl_k3(logprobs, reference)
             losses = losses + self.beta * kl
