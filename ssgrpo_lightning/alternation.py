@@ -4,6 +4,7 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 (`credit`, `objectives`), what a token's loss is (`losses`), and all about ranks (`parallel`).
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ssgrpo_lightning import parallel
 from ssgrpo_lightning.advantages import Advantage, GroupRelative
-from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
+from ssgrpo_lightning.credit import Broadcast, CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
@@ -108,6 +109,13 @@ class SSGRPO(Evaluation):
                 f"model.credit is {type(credit).__name__}, which needs step values, but "
                 "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
             )
+        if not policy.surrogate.keeps_credit and not isinstance(credit, Broadcast):
+            warnings.warn(
+                f"policy.surrogate is {type(policy.surrogate).__name__}, whose gradient spreads "
+                f"over a rollout evenly: the step credit of {type(credit).__name__} is lost; "
+                "GspoToken keeps it",
+                stacklevel=2,
+            )
         if warmup_updates < 0:
             raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
         if warmup_updates and not credit.needs_values:
@@ -136,6 +144,7 @@ class SSGRPO(Evaluation):
         self.seconds = dict.fromkeys(PHASES, 0.0)
         with self.phase("rollout"):
             rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
+            rollouts = self.policy.referred(rollouts)
         with self.phase("score"):
             scores = self.score(rollouts)  # before the estimator has learnt from them
             probe = self.probe(self, rollouts)
@@ -198,6 +207,7 @@ class SSGRPO(Evaluation):
         policy, rollouts = self.policy, batch.rollouts
         if self.policy_step < self.warmup_updates:
             return policy.metrics({})
+        batch = policy.focused(batch, partial(parallel.gathered, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -215,7 +225,10 @@ class SSGRPO(Evaluation):
             divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
-        return policy.metrics(tally.means(self, "tokens"))
+        means = tally.means(self, "tokens")
+        learnt = policy.metrics(means)
+        policy.anchor.follow(policy.policy, self.policy_step + 1, means.get("kl"))
+        return learnt
 
     def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import lightning as L
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ssgrpo_lightning.estimator_module import EstimatorModule
@@ -25,6 +26,21 @@ def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
     return module.all_gather(x).amax(0)  # pyright: ignore
 
 
+def global_min(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Minimum of a tensor over all ranks; every rank must call it."""
+    return -global_max(module, -x)
+
+
+def gathered(module: L.LightningModule, x: Float[Tensor, " value"]) -> Float[Tensor, " _"]:
+    """The numbers of all ranks, of which each may have another count; every rank must call it."""
+    if module.trainer.world_size == 1:
+        return x
+    longest = int(global_max(module, torch.tensor(len(x), device=x.device)))
+    padding = x.new_full((longest - len(x),), float("nan"))
+    everything = module.all_gather(torch.cat([x, padding])).flatten()  # pyright: ignore
+    return everything[~everything.isnan()]
+
+
 class Tally:
     """Sums of what losses report over the micro-batches and optimiser steps of a phase."""
 
@@ -32,25 +48,38 @@ class Tally:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, parts: dict[str, Tensor]) -> None:
-        """Add detached scalars by name."""
+        """Add detached scalars by name; of those named ``…/min`` or ``…/max`` keep the extreme."""
         for name, part in parts.items():
-            self.sums[name] = self.sums.get(name, 0) + part.detach().float()
+            value = part.detach().float()
+            known = self.sums.get(name)
+            self.sums[name] = value if known is None else _merging(name)(known, value)
 
     def means(self, module: L.LightningModule, per: str) -> dict[str, Tensor]:
         """Every sum over all ranks, divided by that of `per`.
 
-        Losses and norms are whole already, and divided by the number of optimiser steps.
+        Losses and norms are whole already, and divided by the number of optimiser steps; extremes
+        are those of all ranks.
         """
         steps = self.sums.get("steps", torch.ones(()))
         wholes = {"loss", "grad_norm"}
+        over_ranks = {torch.add: global_sum, torch.minimum: global_min, torch.maximum: global_max}
         totals = {
-            name: total if name in ("grad_norm", "steps") else global_sum(module, total)
+            name: total
+            if name in ("grad_norm", "steps")
+            else over_ranks[_merging(name)](module, total)
             for name, total in sorted(self.sums.items())
         }
         return {
             name: total / (steps if name in wholes else totals[per]).clamp(min=1)
+            if _merging(name) is torch.add
+            else total
             for name, total in totals.items()
         }
+
+
+def _merging(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """How two numbers of one name become one."""
+    return {"min": torch.minimum, "max": torch.maximum}.get(name.rsplit("/", 1)[-1], torch.add)
 
 
 Loss = Callable[[], tuple[Tensor, dict[str, Tensor]]]

@@ -73,6 +73,8 @@ class Rollouts:
         policy_step: Number of policy updates made before these rollouts were sampled.
         penalties: What is taken off each reward before advantages are made, for length or KL;
             None: nothing. Estimators learn the reward, which stays an outcome in [0, 1].
+        reference: Log-probability of each sampled token under the reference that a KL holds the
+            policy to; 0 elsewhere; None without one.
     """
 
     tokens: Int[Tensor, "rollout token"]
@@ -89,6 +91,7 @@ class Rollouts:
     reasons: tuple[str, ...]
     policy_step: int = 0
     penalties: Float[Tensor, " rollout"] | None = None
+    reference: Float[Tensor, "rollout token"] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)

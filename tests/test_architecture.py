@@ -23,7 +23,7 @@ LAYERS = [
         "interventions",
         "advantages",
     },
-    {"engines", "objectives"},
+    {"engines", "objectives", "references"},
     {"credit", "rollouts"},
     {"estimators", "controls", "data", "policy_module", "gating"},
     {"baselines", "monte_carlo", "process_rewards", "critic"},
