@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -116,6 +117,7 @@ class PolicyModule(L.LightningModule):
         self.automatic_optimization = False
         self.model, self.sampling = model, sampling
         self.anchor = Anchor(beta, beta_control, kl, reference)
+        self.anchor.check(adapter=False)  # there are none yet
         self.correction = correction
         self.entropy_bonus, self.top_entropy = entropy_bonus, top_entropy
         self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)
@@ -154,7 +156,7 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         if self.policy is None:
             self.policy = self.model.load(self.head_chunk, self.gradient_checkpointing)
-            self.anchor.load(self.model, self.head_chunk)
+            self.anchor.load(partial(self.model.load, self.head_chunk))
 
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")

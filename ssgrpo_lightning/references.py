@@ -1,7 +1,7 @@
 """What the KL holds the policy to: the swap point, its members, and the module that owns a copy."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -11,14 +11,22 @@ from torch import Tensor, nn
 
 from ssgrpo_lightning.functional.shapes import PerToken, TokenMask
 from ssgrpo_lightning.losses import BetaControl, KlTerm
-from ssgrpo_lightning.policy import Policy, Pretrained
+from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Rollouts
 
 
 class Reference(ABC):
     """Says where the reference's log-probabilities come from."""
 
-    def load(self, model: Pretrained, head_chunk: int) -> Policy | None:
+    def check(self, adapter: bool) -> None:
+        """Refuse, before weights load, what the policy does not allow.
+
+        Args:
+            adapter: Whether the policy learns an adapter instead of its weights.
+        """
+        return
+
+    def load(self, load: Callable[[], Policy]) -> Policy | None:
         """A copy of the starting policy without gradients; None where none is needed."""
         return None
 
@@ -35,8 +43,8 @@ class Reference(ABC):
 class FrozenCopy(Reference):
     """The starting policy, kept beside the one that learns: the memory of a second model."""
 
-    def load(self, model: Pretrained, head_chunk: int) -> Policy | None:
-        return model.load(head_chunk).eval().requires_grad_(False)
+    def load(self, load: Callable[[], Policy]) -> Policy | None:
+        return load().eval().requires_grad_(False)
 
     def reading(self, policy: Policy, copy: Policy | None) -> AbstractContextManager[Policy]:
         assert copy is not None
@@ -62,6 +70,13 @@ class SlowCopy(FrozenCopy):
                 "and every >= 1: 0.6 and 512 are usual"
             )
 
+    def check(self, adapter: bool) -> None:
+        if adapter:
+            raise ValueError(
+                "policy.reference is SlowCopy, which copies weights, but the policy learns an "
+                "adapter: use AdapterOff, or train the weights"
+            )
+
     @torch.no_grad()
     def follow(self, copy: Policy | None, policy: Policy, updates: int) -> None:
         assert copy is not None
@@ -76,6 +91,13 @@ class AdapterOff(Reference):
 
     As in TRL and verl where the policy is an adapter. It reads without dropout.
     """
+
+    def check(self, adapter: bool) -> None:
+        if not adapter:
+            raise ValueError(
+                "policy.reference is AdapterOff, but the policy learns no adapter that could be "
+                "switched off: use FrozenCopy, or give it one"
+            )
 
     @contextmanager
     def reading(self, policy: Policy, copy: Policy | None) -> Iterator[Policy]:
@@ -113,10 +135,15 @@ class Anchor(nn.Module):
         """Whether rollouts without an advantage have a gradient too."""
         return self.beta > 0 and self.kl.holds_dead
 
-    def load(self, model: Pretrained, head_chunk: int) -> None:
-        """Load the reference, where there is to be one."""
+    def check(self, adapter: bool) -> None:
+        """Refuse, before weights load, a reference that the policy does not allow."""
         if self.beta:
-            self.copy = self.reference.load(model, head_chunk)
+            self.reference.check(adapter)
+
+    def load(self, load: Callable[[], Policy]) -> None:
+        """Load the reference, where there is to be one, as the policy is loaded."""
+        if self.beta:
+            self.copy = self.reference.load(load)
 
     def reading(self, policy: Policy) -> AbstractContextManager[Policy]:
         """What reads tokens as the reference, for as long as the context lasts."""

@@ -307,7 +307,8 @@ def test_a_slow_copy_follows_every_so_often():
 
 def test_with_the_adapter_off_the_policy_is_its_own_reference(rollouts):
     peft = pytest.importorskip("peft")
-    module = PolicyModule(torch.optim.AdamW, beta=0.5, reference=AdapterOff())
+    module = PolicyModule(torch.optim.AdamW, beta=0.5)
+    module.anchor.reference = AdapterOff()
     start = module.policy = Pretrained().load()
     everyone = [torch.arange(len(rollouts))]
     before = module.logprobs(rollouts, everyone)
@@ -363,6 +364,11 @@ def test_bad_fields_are_refused(fields, message):
         PolicyModule(torch.optim.AdamW, **fields)
 
 
-def test_bad_slow_copies_are_refused():
-    with pytest.raises(ValueError, match="SlowCopy has alpha 0.0"):
+def test_references_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"SlowCopy has alpha 0\.0"):
         SlowCopy(alpha=0.0)
+    with pytest.raises(ValueError, match="SlowCopy, which copies weights, but the policy learns"):
+        SlowCopy().check(adapter=True)
+    with pytest.raises(ValueError, match="AdapterOff, but the policy learns no adapter"):
+        PolicyModule(torch.optim.AdamW, beta=0.1, reference=AdapterOff())
+    assert PolicyModule(torch.optim.AdamW, reference=AdapterOff()).anchor.beta == 0
