@@ -227,6 +227,7 @@ class SSGRPO(Evaluation):
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
         means = tally.means(self, "tokens")
         learnt = policy.metrics(means)
+        assert policy.policy is not None
         policy.anchor.follow(policy.policy, self.policy_step + 1, means.get("kl"))
         return learnt
 
