@@ -112,6 +112,7 @@ class SSGRPO(Evaluation):
         self.seconds = dict.fromkeys(PHASES, 0.0)
         with self.phase("rollout"):
             rollouts, drawn = self.collection(self, problems)
+            rollouts = self.policy.referred(rollouts)
         with self.phase("score"):
             rollouts = self.shaped(rollouts)
             if self.resample is not None:
@@ -187,6 +188,7 @@ class SSGRPO(Evaluation):
         policy, rollouts = self.policy, batch.rollouts
         if self.policy_step < self.warmup_updates:
             return policy.metrics({})
+        batch = policy.focused(batch, partial(parallel.gathered, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -204,7 +206,11 @@ class SSGRPO(Evaluation):
             divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             parallel.optimiser_step(self, policy, optimizer, losses, tally)
-        return policy.metrics(tally.means(self, "tokens"))
+        means = tally.means(self, "tokens")
+        learnt = policy.metrics(means)
+        assert policy.policy is not None
+        policy.anchor.follow(policy.policy, self.policy_step + 1, means.get("kl"))
+        return learnt
 
     def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""

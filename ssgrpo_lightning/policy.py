@@ -228,11 +228,12 @@ class Policy(nn.Module):
         attended: Bool[Tensor, "rollout token"],
         sampled: Bool[Tensor, "rollout token"],
         temperature: float = 1.0,
+        entropy_gradient: bool = False,
     ) -> tuple[Float[Tensor, "rollout token"], Float[Tensor, "rollout token"]]:
         """Log-probability and entropy in nats of every sampled token; 0 elsewhere.
 
         Only completion tokens reach the LM head, in chunks. With more than one chunk a chunk's
-        logits are recomputed in the backward pass. The entropy carries no gradient.
+        logits are recomputed in the backward pass. The entropy carries a gradient on request only.
         """
         hidden = self.hidden(tokens, attended)[:, :-1][sampled[:, 1:]]
         targets = tokens[:, 1:][sampled[:, 1:]]
@@ -240,7 +241,7 @@ class Policy(nn.Module):
         logprobs, entropies = [], []
         for chunk in range(0, len(targets), self.head_chunk):
             part = slice(chunk, chunk + self.head_chunk)
-            args = (hidden[part], targets[part], temperature)
+            args = (hidden[part], targets[part], temperature, entropy_gradient)
             result = (
                 checkpoint(self._score_tokens, *args, use_reentrant=False)
                 if several
@@ -256,11 +257,13 @@ class Policy(nn.Module):
             blank.masked_scatter(sampled, torch.cat(entropies)),
         )
 
-    def _score_tokens(self, hidden: Tensor, targets: Tensor, temperature: float) -> Any:
+    def _score_tokens(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    ) -> Any:
         logits = self.head(hidden).float() / temperature
         normal = logits.logsumexp(-1)
         logprobs = logits.gather(-1, targets[:, None])[:, 0] - normal
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = normal - (logits.softmax(-1) * logits).sum(-1)
         return logprobs, entropy
 

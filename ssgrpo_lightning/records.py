@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Message = dict[str, str]
-PER_TOKEN = {"tokens", "attended", "sampled", "step", "logprobs", "entropy"}
+PER_TOKEN = {"tokens", "attended", "sampled", "step", "logprobs", "entropy", "reference"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Rollouts:
         parts: Rewards that each reward was made of, NaN where a part has no verdict; None: of one.
         masked: True where a rollout leaves the policy loss, its divisor included; None: nowhere.
         temperature: What divided the logits when these were sampled; 1 for greedy ones.
+        reference: Log-probability of each sampled token under the reference that a KL holds the
+            policy to; 0 elsewhere; None without one.
     """
 
     tokens: Int[Tensor, "rollout token"]
@@ -100,6 +102,7 @@ class Rollouts:
     parts: Float[Tensor, "rollout part"] | None = None
     masked: Bool[Tensor, " rollout"] | None = None
     temperature: float = 1.0
+    reference: Float[Tensor, "rollout token"] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -170,7 +170,7 @@ def join(parts: Sequence[Rollouts]) -> Rollouts:
     joined, groups = {}, 0
     for f in fields(Rollouts):
         values = [getattr(part, f.name) for part in parts]
-        if f.name in PER_TOKEN:
+        if f.name in PER_TOKEN and values[0] is not None:
             blank = -1 if f.name == "step" else 0
             sides = [(left - s, right - (v.shape[1] - s)) for v, s in zip(values, starts)]
             values = [pad(v, side, value=blank) for v, side in zip(values, sides)]

@@ -1,7 +1,9 @@
 """What the fields of SSGRPO must keep, each alone and together. Checked before any weights load."""
 
+import warnings
 from typing import TYPE_CHECKING
 
+from ssgrpo_lightning.credit import Broadcast
 from ssgrpo_lightning.estimator_module import EstimatorModule
 
 if TYPE_CHECKING:
@@ -49,4 +51,11 @@ def check_settings(module: "SSGRPO", estimator: EstimatorModule | None) -> None:
         raise ValueError(
             f"model.warmup_updates is {module.warmup_updates}, but model.credit is {credit}, which "
             "needs no estimator that could warm up: set it to 0"
+        )
+    surrogate = module.policy.surrogate
+    if not surrogate.keeps_credit and not isinstance(module.credit, Broadcast):
+        warnings.warn(
+            f"policy.surrogate is {type(surrogate).__name__}, whose gradient spreads over a "
+            f"rollout evenly: the step credit of {credit} is lost; GspoToken keeps it",
+            stacklevel=3,
         )

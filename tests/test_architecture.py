@@ -26,7 +26,7 @@ LAYERS = [
         "curriculum",
         "temperature",
     },
-    {"engines", "objectives"},
+    {"engines", "objectives", "references"},
     {"credit", "rollouts"},
     {"estimators", "controls", "stored", "policy_module", "gating"},
     {"data"},

@@ -38,6 +38,13 @@ from ssgrpo_lightning.functional.credit import (
     whiten_by_place,
     window_mean,
 )
+from ssgrpo_lightning.functional.divergence import (
+    adapted_beta,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    top_threshold,
+)
 from ssgrpo_lightning.functional.outcomes import (
     mean_steps,
     noisy_and_logprob,
@@ -63,11 +70,17 @@ from ssgrpo_lightning.functional.steps import (
 )
 from ssgrpo_lightning.functional.surrogates import (
     clipped_surrogate,
-    kl_k3,
+    gamma_weight,
+    geometric_surrogate,
+    sequence_log_ratio,
+    soft_gate,
+    truncated_reinforce,
+    with_gradient_of,
 )
 
 __all__ = [
     "above_chance",
+    "adapted_beta",
     "clipped_baseline",
     "clipped_surrogate",
     "counted_generator",
@@ -76,7 +89,9 @@ __all__ = [
     "falls_at",
     "gae",
     "gain_weights",
+    "gamma_weight",
     "gated",
+    "geometric_surrogate",
     "group_advantages",
     "group_copies",
     "group_deviation",
@@ -84,6 +99,8 @@ __all__ = [
     "group_mean",
     "group_std",
     "group_sum",
+    "kl_k1",
+    "kl_k2",
     "kl_k3",
     "lambda_returns",
     "lay_out_steps",
@@ -102,18 +119,23 @@ __all__ = [
     "prefix_loss",
     "process_advantages",
     "relative_rewards",
+    "sequence_log_ratio",
     "shuffled_across",
     "shuffled_within",
     "sign_aware",
+    "soft_gate",
     "spread_steps",
     "step_advantages",
     "step_fingerprints",
     "step_lengths",
     "survival_gains",
+    "top_threshold",
+    "truncated_reinforce",
     "value_gains",
     "value_loss",
     "whiten",
     "whiten_by_place",
     "whitened_advantages",
     "window_mean",
+    "with_gradient_of",
 ]
