@@ -31,7 +31,6 @@ from ssgrpo_lightning.rollouts import (
     Judge,
     Resampler,
     collect,
-    micro_batches,
     minibatches,
     whole_groups,
 )
@@ -200,7 +199,7 @@ class SSGRPO(Evaluation):
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
-            tuple(micro_batches(rollouts, part, policy.micro_batch) for part in (live, idle))
+            tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
             for epoch in range(self.inner_epochs)
             for rows in minibatches(rollouts, self.minibatches, self._generator(epoch))
             for live, idle in [(rows[learns[rows]], rows[~learns[rows]])]

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from ssgrpo_lightning.engines import Sampling
 from ssgrpo_lightning.functional import kl_k3
+from ssgrpo_lightning.layout import Layout, SharedPrompt, micro_batches
+from ssgrpo_lightning.lora import Lora
 from ssgrpo_lightning.losses import ClippedSurrogate, Dapo, Reduction, Surrogate
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
-from ssgrpo_lightning.rollouts import Rows, micro_batches
+from ssgrpo_lightning.rollouts import Rows
 
 
 class PolicyModule(L.LightningModule):
@@ -33,7 +35,11 @@ class PolicyModule(L.LightningModule):
         reduction: How token losses become one number.
         beta: Weight of the KL divergence to the starting policy, in losses per nat; 0 loads no
             reference.
-        micro_batch: Rollouts of one forward and backward pass.
+        micro_batch: Most rollouts of one forward and backward pass.
+        micro_batch_tokens: Most tokens of one pass, prompts and padding included; a longer rollout
+            goes alone. Null: the number of rollouts only.
+        layout: How a micro-batch is laid out for the decoder.
+        lora: Adapter to train instead of the weights; null: train the weights.
         max_grad_norm: Gradients are clipped to this global norm; null: never.
         head_chunk: Tokens whose logits exist at one time.
         gradient_checkpointing: Recompute activations in the backward pass, to save memory.
@@ -51,6 +57,9 @@ class PolicyModule(L.LightningModule):
         reduction: Reduction = Dapo(),
         beta: float = 0.0,
         micro_batch: int = 64,
+        micro_batch_tokens: int | None = None,
+        layout: Layout = SharedPrompt(),
+        lora: Lora | None = None,
         max_grad_norm: float | None = 1.0,
         head_chunk: int = 1024,
         gradient_checkpointing: bool = False,
@@ -59,6 +68,11 @@ class PolicyModule(L.LightningModule):
         rules = {
             "beta": (beta, beta >= 0, "at least 0; 0 loads no reference"),
             "micro_batch": (micro_batch, micro_batch >= 1, "at least 1"),
+            "micro_batch_tokens": (
+                micro_batch_tokens,
+                micro_batch_tokens is None or micro_batch_tokens >= 1,
+                "at least 1, or null to count rollouts only",
+            ),
             "head_chunk": (head_chunk, head_chunk >= 1, "at least 1; 1024 is usual"),
             "max_prompt_tokens": (max_prompt_tokens, max_prompt_tokens >= 1, "at least 1"),
             "max_grad_norm": (
@@ -85,6 +99,7 @@ class PolicyModule(L.LightningModule):
         self.model, self.sampling, self.beta = model, sampling, beta
         self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)
         self.max_prompt_tokens, self.micro_batch = max_prompt_tokens, micro_batch
+        self.micro_batch_tokens, self.layout, self.lora = micro_batch_tokens, layout, lora
         self.surrogate, self.reduction = surrogate, reduction
         self.max_grad_norm = max_grad_norm
         self.head_chunk, self.gradient_checkpointing = head_chunk, gradient_checkpointing
@@ -119,12 +134,20 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         if self.policy is None:
-            self.policy = self.model.load(self.head_chunk, self.gradient_checkpointing)
+            self.policy = self.model.load(
+                self.head_chunk, self.gradient_checkpointing, self.layout, self.lora
+            )
             if self.beta > 0:
-                self.reference = self.model.load(self.head_chunk).eval().requires_grad_(False)
+                reference = self.model.load(self.head_chunk, layout=self.layout)
+                self.reference = reference.eval().requires_grad_(False)
 
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")
+
+    def micro_batches(self, rollouts: Rollouts, rows: Rows) -> list[Rows]:
+        """Rows of each forward and backward pass over the given ones."""
+        limits = self.micro_batch, self.micro_batch_tokens
+        return micro_batches(rollouts, rows, self.layout, *limits)
 
     def logprobs(self, rollouts: Rollouts, parts: Sequence[Rows]) -> Float[Tensor, "rollout token"]:
         """Log-probabilities of the sampled tokens as they are now, without gradient.
@@ -148,7 +171,7 @@ class PolicyModule(L.LightningModule):
         assert self.policy is not None
         logprobs, entropy = rollouts.logprobs.clone(), rollouts.entropy.clone()
         texts = list(rollouts.texts)
-        for part in micro_batches(rollouts, rows, self.micro_batch):
+        for part in self.micro_batches(rollouts, rows):
             span = rollouts.columns(part)
             logprobs[part, span], entropy[part, span] = self.forward(rollouts.select(part))
         for row in rows.tolist():

@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
+    {"layout", "lora"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
     {"engines", "objectives"},
     {"credit", "rollouts"},
@@ -29,7 +30,8 @@ LAYERS = [
     {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "transformers": {"layout", "policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "peft": {"lora"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",

@@ -33,6 +33,7 @@ from ssgrpo_lightning.functional.credit import (
     whiten_by_place,
     window_mean,
 )
+from ssgrpo_lightning.functional.head import token_scores
 from ssgrpo_lightning.functional.outcomes import (
     mean_steps,
     noisy_and_logprob,
@@ -101,6 +102,7 @@ __all__ = [
     "step_fingerprints",
     "step_lengths",
     "survival_gains",
+    "token_scores",
     "value_gains",
     "value_loss",
     "whiten",
