@@ -28,12 +28,16 @@ Hidden = Float[Tensor, "sampled hidden"]
 class Layout(ABC):
     """How the tokens of a micro-batch are laid out for one pass of the decoder."""
 
-    def prepare(self, model: Any) -> None:
-        """Set a transformers causal language model up for this layout.
+    def check(self, attention: str) -> None:
+        """Refuse an attention implementation that cannot read this layout.
 
         Raises:
-            ValueError: The model cannot be read in this layout.
+            ValueError: It cannot.
         """
+        return
+
+    def prepare(self, model: Any) -> None:
+        """Set a transformers causal language model up for this layout."""
         return
 
     @abstractmethod
@@ -101,13 +105,15 @@ class SharedPrompt(Layout):
     Same gradient as `Padded`, since a prompt's hidden states do not depend on what follows.
     """
 
-    def prepare(self, model: Any) -> None:
-        attention = model.config._attn_implementation
+    def check(self, attention: str) -> None:
         if attention not in ("sdpa", SHARED_ATTENTION):
             raise ValueError(
                 f"policy.layout is SharedPrompt and policy.model.attention is {attention!r}, must "
                 "be 'sdpa': change it, or set the layout to Padded or Packed"
             )
+
+    def prepare(self, model: Any) -> None:
+        self.check(model.config._attn_implementation)
         model.set_attn_implementation(SHARED_ATTENTION)
 
     def order(self, rollouts: Rollouts, rows: Rows) -> Rows:
@@ -175,6 +181,12 @@ def _shared_attention(
         rows = x[0].transpose(0, 1).flatten(1).index_select(0, flat)
         return rows.view(*shape, x.shape[1], x.shape[3]).transpose(1, 2)
 
+    window = kwargs.get("sliding_window") or shape[1]
+    if window < shape[1]:
+        raise ValueError(
+            f"the model's attention sees {window} tokens back and rollouts have {shape[1]}, which "
+            "policy.layout SharedPrompt does not know: set the layout to Padded"
+        )
     kwargs.pop("is_causal", None)
     output, _ = sdpa_attention_forward(
         module, spread(query), spread(key), spread(value), None, is_causal=True, **kwargs

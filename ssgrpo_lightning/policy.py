@@ -212,10 +212,11 @@ class Policy(nn.Module):
     @torch.no_grad()
     def _check(self) -> None:
         """Refuse models that our head or the layout reads otherwise than the model itself does."""
-        tokens = torch.arange(8, device=self.model.device).view(2, 4) % self.model.config.vocab_size
-        tokens[1, :2] = tokens[0, :2]  # two completions of one prompt, the first a token shorter
+        tokens = torch.arange(10, device=self.model.device) % self.model.config.vocab_size
+        tokens = tokens.view(2, 5)
+        tokens[1, :2] = tokens[0, :2]  # two completions of one prompt, the second a token shorter
         attended = torch.ones_like(tokens, dtype=torch.bool)
-        attended[0, 3] = False
+        attended[1, 4] = False
         sampled = attended.clone()
         sampled[:, :2] = False
         training = self.model.training

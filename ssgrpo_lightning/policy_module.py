@@ -95,6 +95,7 @@ class PolicyModule(L.LightningModule):
                 "null in training: the loss would count tokens that could not be drawn; set them "
                 "in policy.evaluation, or lower policy.sampling.temperature"
             )
+        layout.check(model.attention)
         self.automatic_optimization = False
         self.model, self.sampling, self.beta = model, sampling, beta
         self.evaluation = evaluation or Sampling(sampling.max_new_tokens, temperature=0.0)

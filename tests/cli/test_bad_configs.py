@@ -35,6 +35,12 @@ def refused(capsys, root, *args) -> str:
         (["--data.group_size=1"], ["data.group_size is 1", "at least 2"]),
         (["--data.rollouts_per_update=18"], ["rollouts_per_update is 18", "multiple", "use 16"]),
         (["--data.rollouts_per_update=400"], ["400", "has 32 to train on", "lower"]),
+        (["--model.policy.micro_batch_tokens=0"], ["micro_batch_tokens is 0", "at least 1"]),
+        (
+            ["--model.policy.model.attention=eager"],
+            ["layout is SharedPrompt", "'eager'", "Padded or Packed"],
+        ),
+        (["--model.policy.lora={rank: 0}"], ["policy.lora.rank is 0", "at least 1"]),
         (["--model.policy.beta=-1"], ["policy.beta is -1.0", "at least 0"]),
         (["--model.credit=Nonsense"], ["Nonsense"]),
         (["--model.muu=3"], ["muu"]),
