@@ -212,7 +212,8 @@ class SSGRPO(Evaluation):
             counts = torch.stack([policy.reduction.count(mask[rows]) for rows in live + idle])
             divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
-            parallel.optimiser_step(self, policy, optimizer, losses, tally)
+            with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
+                parallel.optimiser_step(self, policy, optimizer, losses, tally)
         return policy.metrics(tally.means(self, "tokens"))
 
     def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ class Lora:
         Raises:
             ValueError: No layer has such a name, or the LM head does.
         """
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
 
         config = LoraConfig(
             r=self.rank,
@@ -54,7 +54,7 @@ class Lora:
             lora_dropout=self.dropout,
             target_modules=self.target_modules,
         )
-        model.add_adapter(config)
+        inject_adapter_in_model(config, model)
         if hasattr(model.get_output_embeddings(), "lora_A"):
             raise ValueError(
                 f"policy.lora.target_modules is {self.target_modules!r}, which names the LM head, "
@@ -69,8 +69,13 @@ def adapter_off(model: Any) -> Iterator[None]:
     Raises:
         ValueError: It has none.
     """
-    model.disable_adapters()
+    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    if not layers:
+        raise ValueError("the policy has no adapter to switch off: set policy.lora")
+    for layer in layers:
+        layer.enable_adapters(False)
     try:
         yield
     finally:
-        model.enable_adapters()
+        for layer in layers:
+            layer.enable_adapters(True)

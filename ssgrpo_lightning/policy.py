@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from ssgrpo_lightning.functional import token_scores
 from ssgrpo_lightning.layout import Layout, SharedPrompt, hidden_states
@@ -39,6 +39,15 @@ class Pretrained:
     """Attention implementation of transformers."""
     revision: str = "main"
     """Branch, tag or commit on the hub."""
+    quantize: Literal["nf4", "int8"] | None = None
+    """Weights in 4 or 8 bits, frozen, as QLoRA (2305.14314) holds them; wants ``policy.lora``."""
+
+    def __post_init__(self) -> None:
+        if self.quantize is not None and find_spec("bitsandbytes") is None:
+            raise ValueError(
+                f"policy.model.quantize is {self.quantize!r}, which needs bitsandbytes and a GPU: "
+                "pip install 'ssgrpo-lightning[qlora]', or set it to null"
+            )
 
     def source(self) -> dict[str, Any]:
         """Arguments with which transformers' ``from_pretrained`` finds the files."""
@@ -88,6 +97,7 @@ class Pretrained:
         gradient_checkpointing: bool = False,
         layout: Layout = SharedPrompt(),
         lora: Lora | None = None,
+        compile: bool = False,
     ) -> "Policy":
         """Load weights and tokenizer.
 
@@ -96,11 +106,12 @@ class Pretrained:
             gradient_checkpointing: Recompute activations in the backward pass.
             layout: How a micro-batch is laid out for the decoder.
             lora: Adapter to train instead of the weights.
+            compile: Compile the decoder's forward and backward pass.
         """
         model = self._model(gradient_checkpointing)
         if lora is not None:
             lora.add_to(model)
-        return Policy(model, self.tokenizer(), head_chunk, layout)
+        return Policy(model, self.tokenizer(), head_chunk, layout, compile)
 
     def load_trunk(self, gradient_checkpointing: bool = False) -> "Trunk":
         """Load the layers below the LM head alone.
@@ -122,6 +133,13 @@ class Pretrained:
         source = self.source()
         if "gguf_file" not in source:
             source["use_safetensors"] = True
+        if self.quantize is not None:
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=self.quantize == "nf4",
+                load_in_8bit=self.quantize == "int8",
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_compute_dtype=torch.bfloat16,
+            )
         return kind.from_pretrained(
             **source,
             dtype=getattr(torch, self.dtype),
@@ -196,10 +214,16 @@ class Policy(nn.Module):
         head_chunk: Tokens whose logits exist at one time, so that rows x tokens x vocabulary
             never does.
         layout: How a micro-batch is laid out for the decoder.
+        compile: Compile the decoder's forward and backward pass over a micro-batch, for any shape.
     """
 
     def __init__(
-        self, model: Any, codec: Codec, head_chunk: int = 1024, layout: Layout = SharedPrompt()
+        self,
+        model: Any,
+        codec: Codec,
+        head_chunk: int = 1024,
+        layout: Layout = SharedPrompt(),
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -208,6 +232,9 @@ class Policy(nn.Module):
         self.eos_ids = _eos_ids(model, codec)
         layout.prepare(model)
         self._check()
+        # Of the training forward alone: the decode loop changes shape with every token.
+        forward = model.base_model.forward
+        self._decoder = torch.compile(forward, dynamic=True) if compile else model.base_model
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -271,7 +298,7 @@ class Policy(nn.Module):
         Only completion tokens reach the LM head, in chunks. The entropy carries a gradient only
         where `entropy_gradient` asks for it.
         """
-        hidden = self.layout.hidden(self.model.base_model, tokens, attended, sampled)
+        hidden = self.layout.hidden(self._decoder, tokens, attended, sampled)
         head = self.model.get_output_embeddings()
         scores = token_scores(
             hidden,
