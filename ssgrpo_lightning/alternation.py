@@ -30,7 +30,7 @@ from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.probing import Probe, note_skill, step_skill
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
-from ssgrpo_lightning.rollouts import Resampler, micro_batches, minibatches, whole_groups
+from ssgrpo_lightning.rollouts import Resampler, minibatches, whole_groups
 from ssgrpo_lightning.settings import check_settings
 from ssgrpo_lightning.shaping import Shaping
 from ssgrpo_lightning.temperature import FixedTemperature, Temperature
@@ -192,7 +192,7 @@ class SSGRPO(Evaluation):
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
-            tuple(micro_batches(rollouts, part, policy.micro_batch) for part in (live, idle))
+            tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
             for epoch in range(self.inner_epochs)
             for rows in minibatches(rollouts, self.minibatches, self._generator(epoch))
             for live, idle in [(rows[learns[rows]], rows[~learns[rows]])]
@@ -205,7 +205,8 @@ class SSGRPO(Evaluation):
             counts = torch.stack([policy.reduction.count(mask[rows]) for rows in live + idle])
             divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
-            parallel.optimiser_step(self, policy, optimizer, losses, tally)
+            with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
+                parallel.optimiser_step(self, policy, optimizer, losses, tally)
         means = tally.means(self, "tokens")
         learnt = policy.metrics(means)
         assert policy.policy is not None

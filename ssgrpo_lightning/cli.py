@@ -119,10 +119,17 @@ class SSGRPOCLI(LightningCLI):
         """Point from Lightning's optimisation flags, which manual optimisation refuses, to ours."""
         if not isinstance(self.model, SSGRPO):
             return
-        if str(self._get(self.config, "trainer").get("precision")) in ("16", "16-mixed"):
+        precision = str(self._get(self.config, "trainer").get("precision"))
+        if precision in ("16", "16-mixed"):
             raise ValueError(
                 "trainer.precision is 16-mixed, whose gradient scaler cannot serve two alternating "
                 "optimisers: use bf16-mixed or 32-true"
+            )
+        if precision in ("bf16-true", "16-true"):
+            raise ValueError(
+                f"trainer.precision is {precision}, which would round the estimator and all that "
+                "is counted too: use 32-true with policy.model.dtype bfloat16, or bf16-mixed, "
+                "which keeps float32 weights to add small updates to"
             )
         ours = {
             "gradient_clip_val": (None, "policy.max_grad_norm and estimator.max_grad_norm"),

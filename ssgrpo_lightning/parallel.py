@@ -147,6 +147,36 @@ def only_last_syncs(module: L.LightningModule, last: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def optimiser_state_on(
+    device: torch.device, optimizer: torch.optim.Optimizer, offload: bool
+) -> Iterator[None]:
+    """Hold an optimiser's state on a device while it steps, and on the CPU at all other times.
+
+    Args:
+        device: Where the parameters are.
+        optimizer: The optimiser.
+        offload: False leaves its state where it is.
+    """
+    if not offload:
+        yield
+        return
+    _move_state(optimizer, device)
+    try:
+        yield
+    finally:
+        _move_state(optimizer, torch.device("cpu"))
+
+
+def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            # Counts of steps stay where the optimiser put them.
+            if isinstance(value, Tensor) and value.ndim and value.device.type != device.type:
+                moved = value.to(device, non_blocking=device.type != "cpu")
+                state[name] = moved.pin_memory() if value.device.type == "cuda" else moved
+
+
 def count_update(module: L.LightningModule) -> None:
     """Let ``global_step`` count policy updates.
 

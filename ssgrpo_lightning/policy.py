@@ -1,6 +1,7 @@
 """The only door to transformers models: loading, text to tokens and back, log-probabilities."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -10,9 +11,11 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from ssgrpo_lightning.functional import token_scores
+from ssgrpo_lightning.layout import Layout, SharedPrompt, hidden_states
+from ssgrpo_lightning.lora import Lora, adapter_off
 from ssgrpo_lightning.records import Problem
 
 PACKAGE = "pkg://"
@@ -36,6 +39,15 @@ class Pretrained:
     """Attention implementation of transformers."""
     revision: str = "main"
     """Branch, tag or commit on the hub."""
+    quantize: Literal["nf4", "int8"] | None = None
+    """Weights in 4 or 8 bits, frozen, as QLoRA (2305.14314) holds them; wants ``policy.lora``."""
+
+    def __post_init__(self) -> None:
+        if self.quantize is not None and find_spec("bitsandbytes") is None:
+            raise ValueError(
+                f"policy.model.quantize is {self.quantize!r}, which needs bitsandbytes and a GPU: "
+                "pip install 'ssgrpo-lightning[qlora]', or set it to null"
+            )
 
     def source(self) -> dict[str, Any]:
         """Arguments with which transformers' ``from_pretrained`` finds the files."""
@@ -79,14 +91,27 @@ class Pretrained:
         config = AutoConfig.from_pretrained(**self.source(), trust_remote_code=False)
         return getattr(config, "max_position_embeddings", None)
 
-    def load(self, head_chunk: int = 1024, gradient_checkpointing: bool = False) -> "Policy":
+    def load(
+        self,
+        head_chunk: int = 1024,
+        gradient_checkpointing: bool = False,
+        layout: Layout = SharedPrompt(),
+        lora: Lora | None = None,
+        compile: bool = False,
+    ) -> "Policy":
         """Load weights and tokenizer.
 
         Args:
             head_chunk: Tokens whose logits exist at one time.
             gradient_checkpointing: Recompute activations in the backward pass.
+            layout: How a micro-batch is laid out for the decoder.
+            lora: Adapter to train instead of the weights.
+            compile: Compile the decoder's forward and backward pass.
         """
-        return Policy(self._model(gradient_checkpointing), self.tokenizer(), head_chunk)
+        model = self._model(gradient_checkpointing)
+        if lora is not None:
+            lora.add_to(model)
+        return Policy(model, self.tokenizer(), head_chunk, layout, compile)
 
     def load_trunk(self, gradient_checkpointing: bool = False) -> "Trunk":
         """Load the layers below the LM head alone.
@@ -108,6 +133,13 @@ class Pretrained:
         source = self.source()
         if "gguf_file" not in source:
             source["use_safetensors"] = True
+        if self.quantize is not None:
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=self.quantize == "nf4",
+                load_in_8bit=self.quantize == "int8",
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_compute_dtype=torch.bfloat16,
+            )
         return kind.from_pretrained(
             **source,
             dtype=getattr(torch, self.dtype),
@@ -170,7 +202,7 @@ class Trunk(nn.Module):
         self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
     ) -> Float[Tensor, "rollout token hidden"]:
         """Last hidden state of every token."""
-        return _last_hidden(self.model, tokens, attended)
+        return hidden_states(self.model, tokens, attended)
 
 
 class Policy(nn.Module):
@@ -181,37 +213,64 @@ class Policy(nn.Module):
         codec: Its tokenizer.
         head_chunk: Tokens whose logits exist at one time, so that rows x tokens x vocabulary
             never does.
+        layout: How a micro-batch is laid out for the decoder.
+        compile: Compile the decoder's forward and backward pass over a micro-batch, for any shape.
     """
 
-    def __init__(self, model: Any, codec: Codec, head_chunk: int = 1024) -> None:
+    def __init__(
+        self,
+        model: Any,
+        codec: Codec,
+        head_chunk: int = 1024,
+        layout: Layout = SharedPrompt(),
+        compile: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.codec = codec
-        self.head_chunk = head_chunk
+        self.head_chunk, self.layout = head_chunk, layout
         self.eos_ids = _eos_ids(model, codec)
-        self._check_head()
+        layout.prepare(model)
+        self._check()
+        # Of the training forward alone: the decode loop changes shape with every token.
+        forward = model.base_model.forward
+        self._decoder = torch.compile(forward, dynamic=True) if compile else model.base_model
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """Refuse models that treat logits after the head (soft caps, scales): ours is bare."""
-        tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.vocab_size
+    def _check(self) -> None:
+        """Refuse models that our head or the layout reads otherwise than the model itself does."""
+        tokens = torch.arange(10, device=self.model.device) % self.model.config.vocab_size
+        tokens = tokens.view(2, 5)
+        tokens[1, :2] = tokens[0, :2]  # two completions of one prompt, the second a token shorter
+        attended = torch.ones_like(tokens, dtype=torch.bool)
+        attended[1, 4] = False
+        sampled = attended.clone()
+        sampled[:, :2] = False
         training = self.model.training
         self.model.eval()
-        whole = self.model(tokens, use_cache=False).logits
-        ours = self.head(self.hidden(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+        whole = self.model(tokens, use_cache=False).logits[:, :-1][sampled[:, 1:]]
+        hidden = self.hidden(tokens, attended)[:, :-1][sampled[:, 1:]]
+        laid_out = self.layout.hidden(self.model.base_model, tokens, attended, sampled)
+        ours = self.head(hidden)
         self.model.train(training)
         if not torch.allclose(whole, ours, atol=1e-3):
             raise ValueError(
                 f"{type(self.model).__name__} changes its logits after the LM head (a soft cap or "
-                "a scale), which the chunked head would leave out: use another architecture, or "
-                "override Policy.head"
+                "a scale), which the chunked head would leave out: use another architecture"
+            )
+        tolerance = 1e-3 if hidden.dtype == torch.float32 else 0.1
+        if not torch.allclose(hidden, laid_out, atol=tolerance, rtol=tolerance):
+            raise ValueError(
+                f"policy.layout is {type(self.layout).__name__}, in which "
+                f"{type(self.model).__name__} mixes the rollouts (it has more than attention "
+                "between tokens): set the layout to Padded"
             )
 
     def hidden(
         self, tokens: Int[Tensor, "rollout token"], attended: Bool[Tensor, "rollout token"]
     ) -> Float[Tensor, "rollout token hidden"]:
         """Last hidden state of every token."""
-        return _last_hidden(self.model.base_model, tokens, attended)
+        return hidden_states(self.model.base_model, tokens, attended)
 
     @property
     def width(self) -> int:
@@ -221,6 +280,10 @@ class Policy(nn.Module):
     def head(self, hidden: Float[Tensor, "*any hidden"]) -> Float[Tensor, "*any vocabulary"]:
         """Logits of hidden states."""
         return self.model.get_output_embeddings()(hidden)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """While it lasts the model is what it was before its LoRA adapter learnt anything."""
+        return adapter_off(self.model)
 
     def forward(
         self,
@@ -232,50 +295,23 @@ class Policy(nn.Module):
     ) -> tuple[Float[Tensor, "rollout token"], Float[Tensor, "rollout token"]]:
         """Log-probability and entropy in nats of every sampled token; 0 elsewhere.
 
-        Only completion tokens reach the LM head, in chunks. With more than one chunk a chunk's
-        logits are recomputed in the backward pass. The entropy carries a gradient on request only.
+        Only completion tokens reach the LM head, in chunks. The entropy carries a gradient only
+        where `entropy_gradient` asks for it.
         """
-        hidden = self.hidden(tokens, attended)[:, :-1][sampled[:, 1:]]
-        targets = tokens[:, 1:][sampled[:, 1:]]
-        several = len(targets) > self.head_chunk and torch.is_grad_enabled()
-        logprobs, entropies = [], []
-        for chunk in range(0, len(targets), self.head_chunk):
-            part = slice(chunk, chunk + self.head_chunk)
-            args = (hidden[part], targets[part], temperature, entropy_gradient)
-            result = (
-                checkpoint(self._score_tokens, *args, use_reentrant=False)
-                if several
-                else self._score_tokens(*args)
-            )
-            logprobs.append(result[0])
-            entropies.append(result[1])
-        blank = torch.zeros(tokens.shape, device=tokens.device, dtype=torch.float32)
-        if not logprobs:
-            return blank + 0 * hidden.sum(), blank
-        return (
-            blank.masked_scatter(sampled, torch.cat(logprobs)),
-            blank.masked_scatter(sampled, torch.cat(entropies)),
+        hidden = self.layout.hidden(self._decoder, tokens, attended, sampled)
+        head = self.model.get_output_embeddings()
+        scores = token_scores(
+            hidden,
+            head.weight,
+            getattr(head, "bias", None),
+            tokens[sampled],
+            temperature,
+            self.head_chunk,
+            entropy_gradient,
         )
-
-    def _score_tokens(
-        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
-    ) -> Any:
-        logits = self.head(hidden).float() / temperature
-        normal = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, targets[:, None])[:, 0] - normal
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = normal - (logits.softmax(-1) * logits).sum(-1)
+        blank = torch.zeros(tokens.shape, device=tokens.device)
+        logprobs, entropy = (blank.masked_scatter(sampled, x) for x in scores)
         return logprobs, entropy
-
-
-def _last_hidden(model: Any, tokens: Tensor, attended: Tensor) -> Tensor:
-    positions = (attended.long().cumsum(1) - 1).clamp(min=0)
-    return model(
-        input_ids=tokens,
-        attention_mask=attended.long(),
-        position_ids=positions,
-        use_cache=False,
-    ).last_hidden_state
 
 
 def _eos_ids(model: Any, codec: Codec) -> frozenset[int]:

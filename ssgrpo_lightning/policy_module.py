@@ -1,7 +1,7 @@
 """The policy as a LightningModule: its network, its loss, its optimiser. Knows no rank."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ssgrpo_lightning.engines import Sampling
 from ssgrpo_lightning.functional import top_threshold
+from ssgrpo_lightning.layout import Layout, SharedPrompt, micro_batches
+from ssgrpo_lightning.lora import Lora
 from ssgrpo_lightning.losses import (
     BetaControl,
     ClippedSurrogate,
@@ -29,7 +31,8 @@ from ssgrpo_lightning.losses import (
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
 from ssgrpo_lightning.references import Anchor, FrozenCopy, Reference
-from ssgrpo_lightning.rollouts import Rows, micro_batches
+from ssgrpo_lightning.rollouts import Rows
+from ssgrpo_lightning.schedules import with_schedule
 
 RATIO = "sampling/importance_sampling_ratio"
 
@@ -58,10 +61,16 @@ class PolicyModule(L.LightningModule):
         beta_control: How that weight moves from update to update.
         kl: Where the KL acts, and how it is estimated.
         reference: What the KL holds the policy to.
-        micro_batch: Rollouts of one forward and backward pass.
+        micro_batch: Most rollouts of one forward and backward pass.
+        micro_batch_tokens: Most tokens of one pass, prompts and padding included; a longer rollout
+            goes alone. Null: the number of rollouts only.
+        layout: How a micro-batch is laid out for the decoder.
+        lora: Adapter to train instead of the weights; null: train the weights.
         max_grad_norm: Gradients are clipped to this global norm; null: never.
         head_chunk: Tokens whose logits exist at one time.
         gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+        offload_optimizer: Keep the optimiser's state on the CPU while the policy is not trained.
+        compile: Compile the policy's training forward: minutes once, worth it on a GPU.
     """
 
     def __init__(
@@ -82,9 +91,14 @@ class PolicyModule(L.LightningModule):
         kl: KlTerm = KlInLoss(),
         reference: Reference = FrozenCopy(),
         micro_batch: int = 64,
+        micro_batch_tokens: int | None = None,
+        layout: Layout = SharedPrompt(),
+        lora: Lora | None = None,
         max_grad_norm: float | None = 1.0,
         head_chunk: int = 1024,
         gradient_checkpointing: bool = False,
+        offload_optimizer: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         rules = {
@@ -92,6 +106,11 @@ class PolicyModule(L.LightningModule):
             "entropy_bonus": (entropy_bonus, entropy_bonus >= 0, "at least 0; 0 for none"),
             "top_entropy": (top_entropy, 0 < top_entropy <= 1, "in (0, 1]; 1 for all tokens"),
             "micro_batch": (micro_batch, micro_batch >= 1, "at least 1"),
+            "micro_batch_tokens": (
+                micro_batch_tokens,
+                micro_batch_tokens is None or micro_batch_tokens >= 1,
+                "at least 1, or null to count rollouts only",
+            ),
             "head_chunk": (head_chunk, head_chunk >= 1, "at least 1; 1024 is usual"),
             "max_prompt_tokens": (max_prompt_tokens, max_prompt_tokens >= 1, "at least 1"),
             "max_grad_norm": (
@@ -114,17 +133,25 @@ class PolicyModule(L.LightningModule):
                 "null in training: the loss would count tokens that could not be drawn; set them "
                 "in policy.evaluation, or lower policy.sampling.temperature"
             )
+        layout.check(model.attention)
+        if model.quantize is not None and lora is None:
+            raise ValueError(
+                f"policy.model.quantize is {model.quantize!r} and policy.lora null: quantised "
+                "weights cannot be trained; set policy.lora to {rank: 16}"
+            )
         self.automatic_optimization = False
         self.model, self.sampling = model, sampling
         self.anchor = Anchor(beta, beta_control, kl, reference)
-        self.anchor.check(adapter=False)  # there are none yet
+        self.anchor.check(adapter=lora is not None)
         self.correction = correction
         self.entropy_bonus, self.top_entropy = entropy_bonus, top_entropy
         self.evaluation = evaluation or replace(sampling, temperature=0.0)
         self.max_prompt_tokens, self.micro_batch = max_prompt_tokens, micro_batch
+        self.micro_batch_tokens, self.layout, self.lora = micro_batch_tokens, layout, lora
         self.surrogate, self.reduction = surrogate, reduction
         self.max_grad_norm = max_grad_norm
         self.head_chunk, self.gradient_checkpointing = head_chunk, gradient_checkpointing
+        self.offload_optimizer, self.compile_policy = offload_optimizer, compile
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.policy: Policy | None = None
 
@@ -155,11 +182,22 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         if self.policy is None:
-            self.policy = self.model.load(self.head_chunk, self.gradient_checkpointing)
-            self.anchor.load(partial(self.model.load, self.head_chunk))
+            self.policy = self.model.load(
+                self.head_chunk,
+                self.gradient_checkpointing,
+                self.layout,
+                self.lora,
+                self.compile_policy,
+            )
+            self.anchor.load(partial(self.model.load, self.head_chunk, layout=self.layout))
 
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")
+
+    def micro_batches(self, rollouts: Rollouts, rows: Rows) -> list[Rows]:
+        """Rows of each forward and backward pass over the given ones."""
+        limits = self.micro_batch, self.micro_batch_tokens
+        return micro_batches(rollouts, rows, self.layout, *limits)
 
     def logprobs(
         self, rollouts: Rollouts, parts: Sequence[Rows], of: Policy | None = None
@@ -190,7 +228,7 @@ class PolicyModule(L.LightningModule):
         assert self.policy is not None
         logprobs, entropy = rollouts.logprobs.clone(), rollouts.entropy.clone()
         texts = list(rollouts.texts)
-        for part in micro_batches(rollouts, rows, self.micro_batch):
+        for part in self.micro_batches(rollouts, rows):
             span = rollouts.columns(part)
             logprobs[part, span], entropy[part, span] = self.forward(rollouts.select(part))
         for row in rows.tolist():
@@ -218,7 +256,7 @@ class PolicyModule(L.LightningModule):
             return rollouts
         assert self.policy is not None
         mask = self.learnt(rollouts)
-        parts = micro_batches(rollouts, mask.any(1).nonzero()[:, 0], self.micro_batch)
+        parts = self.micro_batches(rollouts, mask.any(1).nonzero()[:, 0])
         with self.anchor.reading(self.policy) as reference:
             logprobs = self.logprobs(rollouts, parts, reference)
         return self.anchor.penalised(rollouts, logprobs, mask)
@@ -305,16 +343,3 @@ class PolicyModule(L.LightningModule):
             "grad_norm": means.get("grad_norm", zero),
             "beta": torch.tensor(self.anchor.beta),
         }
-
-
-def with_schedule(
-    optimizer: OptimizerCallable,
-    lr_scheduler: LRSchedulerCallable | None,
-    parameters: Iterator[torch.nn.Parameter],
-    name: str,
-) -> dict[str, Any]:
-    """Lightning's form of an optimiser with an optional schedule."""
-    built = optimizer([p for p in parameters if p.requires_grad])
-    if lr_scheduler is None:
-        return {"optimizer": built}
-    return {"optimizer": built, "lr_scheduler": {"scheduler": lr_scheduler(built), "name": name}}

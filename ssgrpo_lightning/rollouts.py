@@ -281,12 +281,6 @@ class Resampler:
         return torch.tensor(rewards).view(-1, repeats).nanmean(1).tolist()
 
 
-def micro_batches(rollouts: Rollouts, rows: Rows, size: int) -> list[Rows]:
-    """Split rows into micro-batches of rollouts of like length, so that little is padding."""
-    order = rollouts.attended[rows].sum(1).argsort(stable=True)
-    return [part for part in rows[order].split(size) if len(part)]
-
-
 def minibatches(rollouts: Rollouts, count: int, generator: torch.Generator) -> list[Rows]:
     """Rows of each optimiser step of a pass: whole groups, in random order if there are several."""
     groups = rollouts.group.unique()

@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
+    {"layout", "lora", "schedules"},
     {
         "tasks",
         "verifiers",
@@ -42,11 +43,13 @@ LAYERS = [
     {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "transformers": {"layout", "policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "peft": {"lora"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",
         "policy_module",
+        "schedules",
         "estimator_module",
         "alternation",
         "evaluation",

@@ -22,6 +22,7 @@ from transformers.masking_utils import eager_mask
 from ssgrpo_lightning.engines.cache import ReservedLayer, reserved_cache
 from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.stopping import StopStrings
+from ssgrpo_lightning.layout import SHARED_ATTENTION
 from ssgrpo_lightning.policy import Policy
 
 # Renamed between the releases of transformers that we support.
@@ -85,7 +86,7 @@ def _evaluating(policy: Policy) -> Iterator[None]:
     """
     training, model = policy.training, policy.model
     attention = model.config._attn_implementation
-    swap = model.device.type == "cpu" and attention == "sdpa"
+    swap = model.device.type == "cpu" and attention in ("sdpa", SHARED_ATTENTION)
     policy.eval()
     if swap:
         model.set_attn_implementation(GROUPED_ATTENTION)

@@ -45,6 +45,7 @@ from ssgrpo_lightning.functional.divergence import (
     kl_k3,
     top_threshold,
 )
+from ssgrpo_lightning.functional.head import token_scores
 from ssgrpo_lightning.functional.outcomes import (
     mean_steps,
     noisy_and_logprob,
@@ -129,6 +130,7 @@ __all__ = [
     "step_fingerprints",
     "step_lengths",
     "survival_gains",
+    "token_scores",
     "top_threshold",
     "truncated_reinforce",
     "value_gains",

@@ -35,6 +35,13 @@ def refused(capsys, root, *args) -> str:
         (["--data.group_size=1"], ["data.group_size is 1", "at least 2"]),
         (["--data.rollouts_per_update=18"], ["rollouts_per_update is 18", "multiple", "use 16"]),
         (["--data.rollouts_per_update=400"], ["400", "has 32 to train on", "lower"]),
+        (["--model.policy.micro_batch_tokens=0"], ["micro_batch_tokens is 0", "at least 1"]),
+        (
+            ["--model.policy.model.attention=eager"],
+            ["layout is SharedPrompt", "'eager'", "Padded or Packed"],
+        ),
+        (["--model.policy.model.quantize=nf4"], ["quantize is 'nf4'", "bitsandbytes"]),
+        (["--model.policy.lora={rank: 0}"], ["policy.lora.rank is 0", "at least 1"]),
         (["--model.policy.beta=-1"], ["policy.beta is -1.0", "at least 0"]),
         (
             ["--model.policy.beta_control={class_path: AdaptiveBeta, init_args: {target: 0.1}}"],
@@ -89,6 +96,7 @@ def refused(capsys, root, *args) -> str:
         (["--model.estimator_patience=1"], ["estimator_patience is 1", "estimator_epochs (1)"]),
         (["--adversarial.problems=1"], ["adversarial.problems is 1", "at least 2"]),
         (["--trainer.gradient_clip_val=1"], ["gradient_clip_val", "policy.max_grad_norm"]),
+        (["--trainer.precision=bf16-true"], ["bf16-true", "policy.model.dtype bfloat16"]),
         (["--trainer.precision=16-mixed"], ["16-mixed", "bf16-mixed"]),
         (["--trainer.default_root_dir=/proc/nowhere"], ["default_root_dir", "cannot be written"]),
         (["--model.estimator.checkpoint=missing.ckpt"], ["missing.ckpt", "no file"]),

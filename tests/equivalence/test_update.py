@@ -38,23 +38,33 @@ def test_the_gate_changes_something(tmp_path):
     "reduction", ["Dapo", "Grpo", "{class_path: DrGrpo, init_args: {max_tokens: 40}}"]
 )
 def test_one_gradient_for_every_split_of_an_optimiser_step(tmp_path, reduction):
+    splits = [
+        ["--model.policy.micro_batch=16"],
+        ["--model.policy.micro_batch=16", "--model.policy.layout=Padded"],
+        ["--model.policy.micro_batch=1"],
+        ["--model.policy.micro_batch=3", "--model.policy.layout=Packed"],
+        ["--model.policy.micro_batch_tokens=100"],
+        ["--model.policy.micro_batch_tokens=150", "--model.policy.layout=Padded"],
+        ["--model.policy.micro_batch_tokens=1"],  # below any rollout: each goes alone
+        ["--model.policy.gradient_checkpointing=true", "--model.policy.head_chunk=50"],
+    ]
     runs = [
         fit(
-            tmp_path / str(size),
+            tmp_path / str(index),
             *ONE,
             SGD,
             "--model.policy.max_grad_norm=1e9",
             f"--model.policy.reduction={reduction}",
-            f"--model.policy.micro_batch={size}",
+            *split,
         )
-        for size in (1, 3, 16)
+        for index, split in enumerate(splits)
     ]
     start = weights(runs[0].policy.model.load())
-    whole = weights(runs[-1].policy) - start
+    whole = weights(runs[0].policy) - start
     assert whole.norm() > 1e-3
-    for run in runs[:-1]:
+    for run, split in zip(runs, splits, strict=True):
         difference = (weights(run.policy) - start) - whole
-        assert difference.norm() < 1e-5 * whole.norm()
+        assert difference.norm() < 1e-5 * whole.norm(), split
 
 
 def test_one_estimator_gradient_for_every_split(tmp_path):
