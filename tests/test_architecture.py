@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
-    {"layout", "lora", "schedules"},
+    {"layout", "lora", "schedules", "policy_settings"},
     {
         "tasks",
         "verifiers",
