@@ -18,37 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question with a checkable answer.
-
-    Attributes:
-        id: Number of the problem within its split; the noise of its rollouts is derived from it.
-        prompt: Text that the policy continues, or chat messages (``{"role": …, "content": …}``)
-            that the policy's chat template renders.
-        answer: Reference answer, for the verifier only.
-    """
-
-    id: int
-    prompt: str | tuple[Message, ...]
-    answer: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier says about one completion.
-
-    Attributes:
-        reward: Outcome in [0, 1], or None where no verdict could be reached. A rollout without
-            a verdict has advantage 0 and leaves the statistics of its group.
-        reason: Why, in a few words, for people.
-    """
-
-    reward: float | None
-    reason: str = ""
+from ssgrpo_lightning.problems import Message as Message
+from ssgrpo_lightning.problems import Problem as Problem
+from ssgrpo_lightning.problems import Verdict as Verdict
 
 
 @dataclass(frozen=True)
@@ -69,7 +41,7 @@ class Rollouts:
             same prompt twice is two groups.
         problems: Problem of each rollout.
         texts: Completion text of each rollout, without special tokens.
-        reasons: The verifier's reason for each reward, for people.
+        verdicts: What the verifier said about each rollout.
         policy_step: Number of policy updates made before these rollouts were sampled.
     """
 
@@ -84,7 +56,7 @@ class Rollouts:
     group: Int[Tensor, " rollout"]
     problems: tuple[Problem, ...]
     texts: tuple[str, ...]
-    reasons: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
     policy_step: int = 0
 
     def __len__(self) -> int:
@@ -94,6 +66,11 @@ class Rollouts:
     def steps(self) -> int:
         """Most steps of any rollout in the batch, at least 1: the size of the ``step`` axis."""
         return int(self.step.max().item()) + 1 if bool(self.sampled.any()) else 1
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The verifier's reason for each reward, for people."""
+        return tuple(verdict.reason for verdict in self.verdicts)
 
     @property
     def completion_lengths(self) -> Int[Tensor, " rollout"]:

@@ -12,9 +12,9 @@ PACKAGE = REPOSITORY / "ssgrpo_lightning"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
-    {"records", "functional"},
+    {"problems", "records", "functional"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
-    {"engines", "objectives"},
+    {"engines", "objectives", "judge", "outcome_rewards"},
     {"credit", "rollouts"},
     {"estimators", "controls", "data", "policy_module", "gating"},
     {"baselines", "monte_carlo", "process_rewards", "critic"},
@@ -23,13 +23,20 @@ LAYERS = [
     {"reporting", "probing", "evaluation"},
     {"alternation", "tiny_policy"},
     {"report"},
-    {"callbacks"},
+    {"callbacks", "trainer"},
     {"cli"},
     {"bench"},
     {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "transformers": {
+        "policy",
+        "engines",
+        "process_rewards",
+        "outcome_rewards",
+        "tiny_policy",
+        "tiny_prm",
+    },
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",
@@ -40,6 +47,7 @@ DOORS = {
         "parallel",
         "reporting",
         "callbacks",
+        "trainer",
         "cli",
         "bench",
     },
