@@ -8,7 +8,7 @@ from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers.verifier import Verifier
 
 # All that hangs together with a number: a part of 1/2, 5^9 or 1e5 is not what was stated.
-_STATED = re.compile(r"(?<![\w.^/])(?<![\^/]\()-?(?:\d|\.\d)[\d.,/^]*(?:[eE][+-]?\d+)?", re.ASCII)
+_STATED = re.compile(r"(?<![\w.^/])(?<![\^/][({])-?(?:\d|\.\d)[\d.,/^]*(?:[eE][+-]?\d+)?", re.ASCII)
 # Bounded, so that a completion of a million digits costs nothing.
 _NUMBER = re.compile(
     r"-?(?:\d{1,3}(?:,\d{3}){1,12}|\d{1,40})?(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?", re.ASCII

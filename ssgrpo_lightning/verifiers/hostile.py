@@ -1,4 +1,4 @@
-r"""Completions that hang, crash or fool verifiers; none of them states an answer below 1000."""
+r"""Completions that hang, crash or fool verifiers; none of them states an answer from 10 to 999."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,9 @@ FAMILIES: dict[str, Make] = {
     "huge sum": lambda r: (
         rf"\boxed{{\sum_{{k=1}}^{{{r.randint(10**7, 10**9)}}} \frac{{1}}{{k^3}}}}"
     ),
-    "hard integral": lambda r: rf"$\int_0^1 \sin(x^{{{r.randint(9, 99)}}})^{{x^x}} e^{{x^9}} dx$",
+    "hard integral": lambda r: (
+        rf"$\int_0^1 \sin(x^{{{r.randint(1009, 9999)}}})^{{x^x}} e^{{x^9}} dx$"
+    ),
     "big matrix": lambda r: (
         r"$\det\begin{pmatrix}"
         + r"\\".join("&".join("xyz"[r.randrange(3)] for _ in range(12)) for _ in range(12))

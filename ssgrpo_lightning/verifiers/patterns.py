@@ -40,8 +40,7 @@ class Choice(Verifier):
         announced = self._announced.findall(text)
         if announced:
             return announced[-1]
-        lines = text.split()
-        named = set(self._alone.findall(text.strip().rpartition("\n")[2])) if lines else set()
+        named = set(self._alone.findall(text.strip().rpartition("\n")[2]))
         return named.pop() if len(named) == 1 else None
 
     @cached_property
