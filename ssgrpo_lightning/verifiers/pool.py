@@ -16,14 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from multiprocessing import Pipe
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers.verifier import Deferred, Pending, Verifier
 
-AT_ONCE = 16  # completions of one message: pipes cost little, and few stand behind one that hangs
 START_SECONDS = 120.0
 WORKER = "ssgrpo_lightning.verifiers.worker"
 
@@ -80,21 +79,10 @@ class Worker:
                 "can be imported, with fields that can be pickled"
             )
 
-    def judge(self, jobs: Sequence[Job]) -> int:
-        """Judge jobs in order; returns how many have their verdict when this worker is done for."""
+    def judge(self, job: Job) -> Verdict:
+        """The verdict; where it says killed, this worker is done for."""
         try:
-            self.connection.send_bytes(pickle.dumps([(j.completion, j.problem) for j in jobs]))
-        except OSError:
-            return 0
-        for done, job in enumerate(jobs, 1):
-            verdict = self._verdict()
-            job.verdict.set_result(verdict)
-            if verdict.killed:
-                return done
-        return len(jobs)
-
-    def _verdict(self) -> Verdict:
-        try:
+            self.connection.send_bytes(pickle.dumps((job.completion, job.problem)))
             reward, reason, seconds, parts, killed = self._receive(self.seconds)
         except TimeoutError:
             reason = f"no verdict within {self.seconds:g} s: worker killed"
@@ -132,7 +120,7 @@ class Pool:
         live: set[Worker] = set()
         for _ in range(workers):
             # The threads know the queue and not the pool, so that it can be let go.
-            Thread(target=_drive, args=(self.jobs, workers, arguments, live), daemon=True).start()
+            Thread(target=_drive, args=(self.jobs, arguments, live), daemon=True).start()
         weakref.finalize(self, _close, self.jobs, workers, live)
 
     def submit(self, completion: str, problem: Problem) -> "Future[Verdict]":
@@ -147,46 +135,25 @@ class Pool:
 
 
 def _drive(
-    jobs: "SimpleQueue[Job | None]",
-    workers: int,
-    arguments: tuple[bytes, float, int],
-    live: set[Worker],
+    jobs: "SimpleQueue[Job | None]", arguments: tuple[bytes, float, int], live: set[Worker]
 ) -> None:
-    """Feed one worker, and replace it where it was killed; what stood behind goes back."""
+    """Feed one worker, one job at a time so that none stands behind one that hangs; replace it."""
     worker: Worker | None = None
-    while batch := _take(jobs, workers):
+    while job := jobs.get():
         try:
             worker = worker or Worker(*arguments)
         except Exception as error:
-            for job in batch:
-                job.verdict.set_exception(error)
+            job.verdict.set_exception(error)
             continue
         live.add(worker)
-        done = worker.judge(batch)
-        if done < len(batch) or batch[-1].verdict.result().killed:
+        verdict = worker.judge(job)
+        if verdict.killed:
             worker.kill()
             live.discard(worker)
             worker = None
-        for job in batch[done:]:
-            jobs.put(job)
+        job.verdict.set_result(verdict)
     if worker is not None:
         worker.kill()
-
-
-def _take(jobs: "SimpleQueue[Job | None]", workers: int) -> list[Job]:
-    """The next jobs, a fair share of those that wait; none where the pool is closed."""
-    batch: list[Job] = []
-    try:
-        while len(batch) < max(1, min(AT_ONCE, jobs.qsize() // workers)):
-            job = jobs.get(block=not batch)
-            if job is None:
-                if batch:
-                    jobs.put(None)
-                break
-            batch.append(job)
-    except Empty:
-        pass
-    return batch
 
 
 def _close(jobs: "SimpleQueue[Job | None]", workers: int, live: set[Worker]) -> None:

@@ -20,7 +20,7 @@ SET_PARENT_DEATH_SIGNAL = 1  # prctl of Linux
 
 
 def serve(connection: Connection) -> None:
-    """Judge batches until the pool hangs up, or until a verdict hits the memory limit."""
+    """Judge one completion after the other until the pool hangs up or the memory limit is hit."""
     memory_mb, packed = pickle.loads(connection.recv_bytes())
     try:
         verifier: Verifier = pickle.loads(packed)
@@ -31,11 +31,10 @@ def serve(connection: Connection) -> None:
         return _send(connection, repr(error))
     _send(connection, None)
     while True:
-        for completion, problem in pickle.loads(connection.recv_bytes()):
-            verdict = judged(verifier, completion, problem)
-            _send(connection, astuple(verdict))
-            if verdict.killed:  # what is left of its memory may fail the next verdict too
-                return
+        verdict = judged(verifier, *pickle.loads(connection.recv_bytes()))
+        _send(connection, astuple(verdict))
+        if verdict.killed:  # what is left of its memory may fail the next verdict too
+            return
 
 
 def _send(connection: Connection, message: object) -> None:

@@ -104,7 +104,7 @@ def test_the_convention_of_math(text, answer):
 DISAGREEMENTS = [
     # GSM8K: no marker is no answer, the first marker counts, and only what follows it.
     ("hashes", "So 10 apples.", "10", 1, 0),
-    ("hashes", "####10", "10", 1, 0),
+    ("hashes", "#### -$10", "-10", 0, 0),
     ("hashes", "#### $10", "10", 1, 0),
     ("hashes", "#### 10\nChecked: 12", "10", 0, 1),
     ("hashes", "#### 10\n#### 11", "10", 0, 1),
@@ -114,7 +114,7 @@ DISAGREEMENTS = [
     # MATH: no box is no answer, the last box counts alone.
     ("boxed", "The answer is $10$.", "10", 1, 0),
     ("boxed", r"$\boxed{9}$ and $\boxed{10}$", "10", 0, 1),  # math-verify makes {9, 10} of it
-    ("boxed", r"The final answer is $9$. $\boxed{10}$", "10", 0, 1),
+    ("boxed", r"The final answer is $9$. I hope so. $\boxed{10}$", "10", 0, 1),
     ("boxed", r"\fbox{10}", "10", 0, 1),
     ("boxed", r"$\boxed{10}", "10", 1, 1),
 ]
