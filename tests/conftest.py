@@ -77,7 +77,7 @@ def outcome_classifier(folder: Path, labels: int = 1) -> None:
     model, _ = policy.weights(
         AutoModelForSequenceClassification, num_labels=labels, output_loading_info=True
     )
-    torch.nn.init.normal_(model.score.weight, std=0.5)
+    torch.nn.init.normal_(model.score.weight, std=0.1)
     model.save_pretrained(folder)
     policy.tokenizer().tokenizer.save_pretrained(folder)
 

@@ -96,7 +96,7 @@ def near_misses(answer: str) -> Strings:
         sign, above, below = (g for g in fraction.groups() if g is not None)
         found["fraction upside down"] = rf"{sign}\frac{{{below}}}{{{above}}}"
     same = _value(answer)
-    return {k: v for k, v in found.items() if v != answer and (not same or _value(v) != same)}
+    return {k: v for k, v in found.items() if v != answer and (same is None or _value(v) != same)}
 
 
 def hostile(answer: str) -> Strings:

@@ -10,43 +10,13 @@ import time
 import pytest
 
 from ssgrpo_lightning.judge import Judge
-from ssgrpo_lightning.problems import Problem, Verdict
+from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.segmenters import ByLine
-from ssgrpo_lightning.verifiers import FinalNumber, Isolated, Noisy, Verifier, Weighted
+from ssgrpo_lightning.verifiers import FinalNumber, Isolated, Noisy, Weighted
 from tests.conftest import REPOSITORY
+from tests.unit.obedient import Obeys, Unloadable
 
 PROBLEM = Problem(0, "p", "1")
-
-
-class Obeys(Verifier):
-    """Does what the completion says."""
-
-    def __call__(self, completion, problem):
-        if completion == "hang":
-            while True:
-                pass
-        if completion == "sleep":
-            time.sleep(0.2)
-        if completion == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if completion == "fill":
-            return Verdict(float(len(bytearray(1 << 34))))
-        if completion == "raise":
-            raise RuntimeError("no connection")
-        if completion == "print":
-            print("noise " * 1000)
-        return Verdict(1.0, f"by {os.getpid()}", parts=(0.5, None))
-
-    def __eq__(self, other):
-        return type(self) is type(other)
-
-
-class Unloadable(Verifier):
-    def __call__(self, completion, problem):
-        return Verdict(1.0)
-
-    def prepare(self):
-        raise OSError("no such dictionary")
 
 
 def isolated(**options):
