@@ -1,6 +1,6 @@
 """What a verifier is asked and what it answers. Imports nothing, so that its workers start fast."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Message = dict[str, str]
 
@@ -36,6 +36,6 @@ class Verdict:
 
     reward: float | None
     reason: str = ""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     parts: tuple[float | None, ...] = ()
     killed: bool = False
