@@ -59,7 +59,7 @@ def from_rows(rows: Sequence[dict]) -> Rollouts:
         samples=samples,
         steps=[row["step"] for row in rows],
         verdicts=[
-            Verdict(row["reward"], row["reason"], tuple(row.get("parts", ()))) for row in rows
+            Verdict(row["reward"], row["reason"], parts=tuple(row.get("parts", ()))) for row in rows
         ],
         group=[row["group"] for row in rows],
         problems=[_problem(row["problem"]) for row in rows],

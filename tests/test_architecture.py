@@ -12,7 +12,7 @@ PACKAGE = REPOSITORY / "ssgrpo_lightning"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
-    {"records", "functional"},
+    {"problems", "records", "functional"},
     {"layout", "lora", "schedules", "policy_settings"},
     {
         "tasks",
@@ -27,7 +27,7 @@ LAYERS = [
         "curriculum",
         "temperature",
     },
-    {"engines", "objectives", "references"},
+    {"engines", "objectives", "references", "judge", "outcome_rewards"},
     {"credit", "rollouts"},
     {"estimators", "controls", "stored", "policy_module", "gating"},
     {"data"},
@@ -37,13 +37,21 @@ LAYERS = [
     {"reporting", "probing", "evaluation", "settings", "collection"},
     {"alternation", "tiny_policy"},
     {"report"},
-    {"callbacks"},
+    {"callbacks", "trainer"},
     {"cli"},
     {"bench"},
     {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"layout", "policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "transformers": {
+        "layout",
+        "policy",
+        "engines",
+        "process_rewards",
+        "outcome_rewards",
+        "tiny_policy",
+        "tiny_prm",
+    },
     "peft": {"lora"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
@@ -57,6 +65,7 @@ DOORS = {
         "reporting",
         "collection",
         "callbacks",
+        "trainer",
         "cli",
         "bench",
     },

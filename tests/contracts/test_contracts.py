@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pickle
 import random
 import tempfile
 from dataclasses import replace
@@ -38,6 +39,7 @@ from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.metrics import weight_entropy
 from ssgrpo_lightning.monte_carlo import MonteCarlo
 from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective
+from ssgrpo_lightning.outcome_rewards import OutcomeRewardModel
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Outcomes, Problem, StepScores
@@ -47,11 +49,27 @@ from ssgrpo_lightning.shaping import Shaping, SoftOverlong
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
 from ssgrpo_lightning.temperature import Temperature
 from ssgrpo_lightning.tiny_prm import classifier
-from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
+from ssgrpo_lightning.verifiers import (
+    Choice,
+    FinalNumber,
+    Isolated,
+    JsonSchema,
+    Matches,
+    MathAnswer,
+    Noisy,
+    PatternCheck,
+    PythonFunction,
+    SchemaCheck,
+    Verifier,
+    Weighted,
+)
+from tests.conftest import outcome_classifier
 
 # An untrained process reward model; the folder lives as long as the tests.
 PRM = tempfile.TemporaryDirectory()
 classifier(Pretrained(), Path(PRM.name))
+ORM = tempfile.TemporaryDirectory()
+outcome_classifier(Path(ORM.name))
 NAN = float("nan")
 ARGUMENTS = {
     ByPattern: {"pattern": ";"},
@@ -59,6 +77,16 @@ ARGUMENTS = {
     CausalSteps: {"hidden": 32},
     PublishedEncoder: {"hidden": 32},
     ExactSteps: {"task": ChainArithmetic()},
+    Choice: {"letters": "123"},
+    Isolated: {"verifier": FinalNumber(), "workers": 1},
+    JsonSchema: {"schema": {}, "equals_answer": True, "workers": 1},
+    Matches: {"pattern": r"(?P<answer>\d+)", "workers": 1},
+    MathAnswer: {"workers": 1},
+    OutcomeRewardModel: {"name": ORM.name},
+    PatternCheck: {"pattern": r"(?P<answer>\d+)"},
+    PythonFunction: {"function": f"{__name__}.same"},
+    SchemaCheck: {"schema": "{}", "equals_answer": True},
+    Weighted: {"verifiers": [FinalNumber(), Choice("123")], "weights": [1.0, 3.0]},
     Noisy: {"verifier": FinalNumber(), "flip": 0.0},
     MonteCarlo: {"repeats": 2, "mixed_only": False},
     TokenClassifierPRM: {"name": PRM.name},
@@ -613,12 +641,34 @@ def test_reduction_gives_masked_tokens_no_weight(member):
 # --- tasks and verifiers ------------------------------------------------------------------------
 
 
+def same(completion, problem):
+    return completion == problem.answer
+
+
 @each(Verifier)
 def test_verifier_gives_a_verdict_on_anything(member):
-    for text in ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1"]:
-        reward = build(member)(text, Problem(0, "p", "1")).reward
-        assert reward is None or 0 <= reward <= 1
-    assert build(member)("1", Problem(0, "p", "1")).reward == 1
+    verifier, problem = build(member), Problem(0, "p", "1")
+    texts = ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1", "2", "1"]
+    verdicts = verifier.batch(texts, [problem] * len(texts))
+    assert len(verdicts) == len(texts)
+    for verdict in verdicts:
+        assert verdict.reward is None or 0 <= verdict.reward <= 1
+        assert verdict.reward is not None or verdict.reason
+        assert verdict.seconds >= 0
+    if member.accepts_reference:
+        assert [v.reward for v in verdicts[-2:]] == [0, 1]
+    for text, verdict in zip(texts, verdicts):  # alone as in the batch, and as begun
+        assert verifier.begin([text], [problem])()[0].reward == pytest.approx(
+            verdict.reward, abs=1e-4
+        )
+    assert verifier("1", problem).reward == pytest.approx(verdicts[-1].reward, abs=1e-4)
+
+
+@each(Verifier)
+def test_verifier_travels_to_a_worker(member):
+    verifier = build(member)
+    verifier("1", Problem(0, "p", "1"))
+    assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 
 @each(Task)
