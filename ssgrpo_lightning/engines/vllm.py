@@ -81,14 +81,19 @@ class VllmEngine(RolloutEngine):
                 f"VllmEngine.max_model_len is {self.max_model_len}, but a prompt and its budget "
                 f"have {longest} tokens: raise it, or lower policy.sampling.max_new_tokens"
             )
-        running = _RUNNING.get(policy)
-        if running is None or running.engine != self:
-            self.close(policy)
-            running = _RUNNING[policy] = _Running(self, policy)
         owners = [prompt for prompt in prompts for _ in range(repeats)]
-        with running.awake(policy) as llm:
+        with _undisturbed(policy.model.device), self._running(policy).awake(policy) as llm:
             completions = _complete(llm, owners, sampling, policy.eos_ids, seeds(noise))
         return to_samples(policy, owners, completions, sampling, self.rows_at_once)
+
+    def _running(self, policy: Policy) -> "_Running":
+        running = _RUNNING.get(policy)
+        if running is None or running.engine != self:
+            # vLLM's process groups are global, and a device has no memory for two.
+            for other in list(_RUNNING):
+                self.close(other)
+            running = _RUNNING[policy] = _Running(self, policy)
+        return running
 
     def close(self, policy: Policy) -> None:
         running = _RUNNING.pop(policy, None)
@@ -136,9 +141,8 @@ class _Running:
         self.engine = engine
         self.pushed: tuple[int, ...] | None = None
         self.folder = TemporaryDirectory(prefix="ssgrpo-vllm-")
-        self.shares_group = dist.is_initialized()
-        with _undisturbed():
-            self.llm = _start(engine, policy, Path(self.folder.name))
+        self.shares_group = _several_ranks()
+        self.llm = _start(engine, policy, Path(self.folder.name))
         config = self.llm.llm_engine.vllm_config.model_config
         self.sleeps = config.enable_sleep_mode
 
@@ -183,6 +187,8 @@ def _start(engine: VllmEngine, policy: Policy, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if _several_ranks():
+        os.environ.setdefault("RANK", str(dist.get_rank()))  # Lightning's launcher leaves it out
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -192,7 +198,7 @@ def _start(engine: VllmEngine, policy: Policy, folder: Path) -> Any:
             "with pip install 'ssgrpo-lightning[vllm]', or use TransformersEngine"
         ) from error
     parallel = engine.tensor_parallel_size > 1
-    if parallel and dist.is_initialized():
+    if parallel and _several_ranks():
         raise ValueError(
             f"VllmEngine.tensor_parallel_size is {engine.tensor_parallel_size} in a run of several "
             "processes, must be 1: each of them has a vLLM of its own; use VllmServer instead"
@@ -210,8 +216,8 @@ def _start(engine: VllmEngine, policy: Policy, folder: Path) -> Any:
             "gpu_memory_utilization": engine.gpu_memory_utilization,
             "max_model_len": engine.max_model_len,
             "enable_prefix_caching": True,
-            # Several ranks are launched already, and share one process group with vLLM.
-            "distributed_executor_backend": "external_launcher" if dist.is_initialized() else None,
+            # Ranks that are launched already share their process group with vLLM.
+            "distributed_executor_backend": "external_launcher" if _several_ranks() else None,
             "enable_sleep_mode": engine.sleep and current_platform.is_sleep_mode_available(),
             "generation_config": "vllm",
             # Of the distribution that tokens are drawn from, temperature included.
@@ -221,12 +227,17 @@ def _start(engine: VllmEngine, policy: Policy, folder: Path) -> Any:
     )
 
 
+def _several_ranks() -> bool:
+    """Whether the trainer has several processes; vLLM leaves a group of one behind."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep what starting vLLM changes for the whole process: random states, torch's threads."""
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Keep what vLLM changes for the whole process: random states, and how to set threads."""
     states = random.getstate(), np.random.get_state()
     threads = torch.set_num_threads
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
