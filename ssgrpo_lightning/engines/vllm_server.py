@@ -74,19 +74,22 @@ class VllmServer(RolloutEngine):
         noise: Float[Tensor, "rollout new"],
     ) -> Samples:
         owners = [prompt for prompt in prompts for _ in range(repeats)]
-        before = self._follow(policy)
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            completions = list(
-                threads.map(
-                    lambda prompt, seed: self._complete(prompt, seed, sampling, policy.eos_ids),
-                    owners,
-                    seeds(noise),
-                )
-            )
-        if self._instance() != before:
-            # Restarted under way: what it sampled since came from the weights it started with.
-            return self.generate(policy, prompts, repeats, sampling, noise)
-        return to_samples(policy, owners, completions, sampling, self.rows_at_once)
+        numbers = seeds(noise)
+        for _ in range(self.retries + 1):
+            before = self._follow(policy)
+            with ThreadPoolExecutor(self.concurrency) as threads:
+                calls = [
+                    threads.submit(self._complete, prompt, seed, sampling, policy.eos_ids)
+                    for prompt, seed in zip(owners, numbers)
+                ]
+            if self._instance() == before:
+                done = [call.result() for call in calls]
+                return to_samples(policy, owners, done, sampling, self.rows_at_once)
+            # What a restarted server says comes from the weights it started with.
+        raise RuntimeError(
+            f"the vLLM server at {self.url} restarted during each of {self.retries + 1} calls: "
+            "see its log, and give it more memory or VllmServer.concurrency a smaller number"
+        )
 
     def _complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling, eos_ids: frozenset[int]
