@@ -47,6 +47,7 @@ DOORS = {
     "wandb_workspaces": {"callbacks"},
     "datasets": {"tasks"},
     "torchmetrics": {"metrics"},
+    "vllm": {"engines"},
 }
 
 
