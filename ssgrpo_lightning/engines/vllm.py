@@ -109,7 +109,7 @@ def _complete(
     seeds: Sequence[int],
 ) -> list[Completion]:
     """One completion of every prompt; equal prompts share their blocks of the prefix cache."""
-    from vllm import SamplingParams
+    from vllm import SamplingParams  # pyright: ignore
 
     params = [
         SamplingParams(
@@ -167,12 +167,15 @@ class _Running:
 
     def stop(self) -> None:
         """End the engine and free its memory."""
-        from vllm.distributed import cleanup_dist_env_and_memory, destroy_model_parallel
+        from vllm import distributed  # pyright: ignore
 
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         # The trainer's own process group has to outlive the engine.
-        destroy_model_parallel() if self.shares_group else cleanup_dist_env_and_memory()
+        if self.shares_group:
+            distributed.destroy_model_parallel()
+        else:
+            distributed.cleanup_dist_env_and_memory()
         self.folder.cleanup()
 
 
@@ -190,8 +193,8 @@ def _start(engine: VllmEngine, policy: Policy, folder: Path) -> Any:
     if _several_ranks():
         os.environ.setdefault("RANK", str(dist.get_rank()))  # Lightning's launcher leaves it out
     try:
-        from vllm import LLM
-        from vllm.platforms import current_platform
+        from vllm import LLM  # pyright: ignore
+        from vllm.platforms import current_platform  # pyright: ignore
     except ImportError as error:
         raise ValueError(
             f"model.engine is VllmEngine, but vllm cannot be imported ({error}): install the extra "

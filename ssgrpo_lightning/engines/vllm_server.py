@@ -138,13 +138,14 @@ class VllmServer(RolloutEngine):
         """
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
+        failure: Exception | None = None
         for attempt in range(self.retries + 1):
             try:
                 with urlopen(request, timeout=self.timeout) as response:
                     text = response.read()
                 return json.loads(text) if text else None
             except HTTPError as error:
-                failure: Exception = error
+                failure = error
                 if error.code < 500:
                     raise RuntimeError(
                         f"the vLLM server at {self.url} refused {path} ({error.code} "
