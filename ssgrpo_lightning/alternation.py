@@ -302,6 +302,10 @@ class SSGRPO(Evaluation):
                     f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
                 )
 
+    def teardown(self, stage: str) -> None:
+        if self.policy.policy is not None:
+            self.engine.close(self.policy.policy)
+
     def configure_optimizers(self) -> Any:
         found = [self.policy.configure_optimizers()]
         if self.estimator is not None and self.estimator.learns:

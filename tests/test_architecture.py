@@ -73,6 +73,7 @@ DOORS = {
     "wandb_workspaces": {"callbacks"},
     "datasets": {"tasks"},
     "torchmetrics": {"metrics"},
+    "vllm": {"engines"},
 }
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -73,6 +74,11 @@ class Samples:
 class RolloutEngine(ABC):
     """Samples completions of prompts from a policy."""
 
+    follows_noise: ClassVar[bool] = True
+    """Tokens are drawn by the noise itself, so that rows may be batched anyhow. False: the noise
+    seeds another generator: the same call gives the same completions, and another batch gives them
+    up to the rounding of its arithmetic."""
+
     @abstractmethod
     def generate(
         self,
@@ -90,8 +96,11 @@ class RolloutEngine(ABC):
             repeats: Completions of each prompt.
             sampling: How to draw.
             noise: Uniform numbers in [0, 1), one for every token that may be drawn. The same
-                numbers give the same completions, however the rows are batched.
+                numbers give the same completions, as far as `follows_noise` says.
         """
+
+    def close(self, policy: Policy) -> None:  # noqa: B027
+        """Free what runs for this policy outside of it; the next call starts it anew."""
 
 
 def uniform_noise(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
-from ssgrpo_lightning.engines.decode import _warpers
+from ssgrpo_lightning.engines.decode import warpers
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.policy import Codec, Policy
 from ssgrpo_lightning.rollouts import Judge, collect
@@ -84,9 +84,9 @@ def test_top_k_and_top_p_are_those_of_transformers(policy, prompts):
     samples = generate(policy, prompts, repeats=32, sampling=Sampling(4, 1.0, top_k=2))
     assert len(samples.tokens[:32, 0].unique()) <= 2
     logits = torch.tensor([[3.0, 2.0, 1.0, -5.0]])
-    names = [type(w).__name__ for w in _warpers(Sampling(1, 0.5, top_k=3, top_p=0.9))]
+    names = [type(w).__name__ for w in warpers(Sampling(1, 0.5, top_k=3, top_p=0.9))]
     assert names == ["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
-    kept = _warpers(Sampling(1, 1.0, top_p=0.9))(torch.zeros(1, 1).long(), logits).isfinite()
+    kept = warpers(Sampling(1, 1.0, top_p=0.9))(torch.zeros(1, 1).long(), logits).isfinite()
     assert kept.tolist() == [[True, True, False, False]]
 
 
