@@ -12,7 +12,9 @@ from lengths, never from token values: id 0 is a real token in many vocabularies
 token may be the end-of-sequence token.
 """
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,11 +32,14 @@ class Problem:
         prompt: Text that the policy continues, or chat messages (``{"role": …, "content": …}``)
             that the policy's chat template renders.
         answer: Reference answer, for the verifier only.
+        metadata: What else the verifier of this kind of problem needs, such as the schema of a
+            tool; values that JSON can write. No model sees it.
     """
 
     id: int
     prompt: str | tuple[Message, ...]
     answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"records", "functional"},
-    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
+    {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions", "leaks"},
     {"engines", "objectives"},
     {"credit", "rollouts"},
     {"estimators", "controls", "data", "policy_module", "gating"},

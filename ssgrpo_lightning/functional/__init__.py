@@ -46,6 +46,7 @@ from ssgrpo_lightning.functional.shuffles import (
     shuffled_across,
     shuffled_within,
 )
+from ssgrpo_lightning.functional.similarity import Twin, near_duplicates
 from ssgrpo_lightning.functional.skill import above_chance, falls_at
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
@@ -62,6 +63,7 @@ from ssgrpo_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "Twin",
     "above_chance",
     "clipped_baseline",
     "clipped_surrogate",
@@ -84,6 +86,7 @@ __all__ = [
     "mean_one",
     "mean_steps",
     "mixed_groups",
+    "near_duplicates",
     "noisy_and_logprob",
     "others_mean",
     "outcome_loss",
