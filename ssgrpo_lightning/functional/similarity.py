@@ -84,8 +84,10 @@ def near_duplicates(
     """Texts of which `others` has one that is nearly the same.
 
     Compared are the sets of shingles, without those that stand in more than half of all texts:
-    instructions that every prompt repeats. Bands of MinHash find the `candidates` most like each text, and
-    their exact Jaccard similarity decides, so none that is named is less alike than said.
+    instructions that every prompt repeats. Bands of MinHash find the `candidates` most like each
+    text, and their exact Jaccard similarity decides, so none that is named is less alike than
+    said. A pair of similarity s is found with probability 1 - (1 - s**4)**16: .9998 at .8, .988
+    at .7, .89 at .6.
 
     Args:
         texts: Texts to look for, such as held-out problems.

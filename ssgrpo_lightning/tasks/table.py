@@ -229,7 +229,7 @@ def _read(source: str, field: str, streaming: bool, buffer: int, seed: int) -> A
         rows = rows.skip(start)
         rows = rows if stop is None else rows.take(max(stop - start, 0))
         return rows.shuffle(seed=seed, buffer_size=buffer) if buffer else rows
-    return rows.select(range(start, len(rows))[: None if stop is None else max(stop - start, 0)])
+    return rows.select(list(range(len(rows))[start:stop]))
 
 
 def _path(source: str) -> Path:

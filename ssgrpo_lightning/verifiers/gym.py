@@ -28,15 +28,17 @@ class ReasoningGymScore(Verifier):
 
     The answer is what stands in the last pair of tags. Some scorers of the library hand it to
     Python's ``eval`` or to a parser that evaluates: these see it only if it is the reference, a
-    literal, or a formula of numbers, names and elementary functions with bounded powers.
+    literal, or a formula of numbers, names and elementary functions with bounded powers. A problem
+    whose scorer takes nonsense too has no verdict.
     """
 
     opening: str = "<answer>"
     """Text before the answer; empty: the whole completion is the answer."""
     closing: str = "</answer>"
     """Text after the answer; a completion that the budget cut off before it has no answer."""
-    threshold: float | None = None
-    """Score from which an answer is right (reward 1, else 0); None: partial scores are kept."""
+    threshold: float | None = 1.0
+    """Score from which an answer is right (reward 1, else 0); None: partial scores are kept, which
+    many tasks give to any text that holds the right answer."""
     longest: int = 4096
     """Characters of an answer; a longer one is wrong."""
 
@@ -63,6 +65,8 @@ class ReasoningGymScore(Verifier):
             score = float(scorer.score_answer(answer, problem.metadata["entry"]))
         except Exception as error:
             return Verdict(None, f"the scorer of {name} failed: {error!r}"[:200])
+        if score >= 1 and _takes_nonsense(scorer, problem):
+            return Verdict(None, f"the scorer of {name} takes any answer to this problem")
         if self.threshold is not None:
             score = float(score >= self.threshold)
         return Verdict(min(max(score, 0.0), 1.0), f"{name} scores {answer[:40]!r}")
@@ -99,6 +103,14 @@ def _scorer(name: str, config: str) -> tuple[Any, Literal["literal", "formula"] 
     return scorer, "literal" if re.search(r"\beval\(", source) else None
 
 
+def _takes_nonsense(scorer: Any, problem: Problem) -> bool:
+    """Whether a scorer gives its full score to what is no task's answer: one of them does."""
+    try:
+        return scorer.score_answer("\x00", problem.metadata["entry"]) >= 1
+    except Exception:  # what it cannot read, it does not take
+        return False
+
+
 def harmless(text: str, kind: Literal["literal", "formula"]) -> bool:
     """Whether evaluating a text can do nothing but give a value, in little time.
 
@@ -120,7 +132,9 @@ def harmless(text: str, kind: Literal["literal", "formula"]) -> bool:
             tree = ast.parse(text.strip(), mode="eval").body
         if kind == "literal":
             return all(isinstance(n, (*_LITERAL, *_SIGNS)) for n in ast.walk(tree))
-        return _bounded(tree, _POWERS, 2)
+        # A list times a number is a bomb, so lists may stand around formulas but not inside.
+        items = tree.elts if isinstance(tree, (ast.Tuple, ast.List)) else [tree]
+        return all(_bounded(item, _POWERS, 2) for item in items)
     except SyntaxError:
         return kind == "literal"
     except (ValueError, MemoryError, RecursionError):
@@ -139,14 +153,10 @@ def _bounded(node: ast.AST, powers: float, calls: int) -> bool:
         return named and plain and _bounded(node.args[0], powers, calls - 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         exponent = _number(node.right)
-        if exponent is None:
-            # Of a function such as exp: no number, so it stays as it is written.
+        if exponent is None:  # E**x, which stays as it is written
             return isinstance(node.left, ast.Name) and _bounded(node.right, 1, 0)
-        return abs(exponent) <= powers and _bounded(
-            node.left, powers / max(abs(exponent), 1), calls
-        )
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return all(_bounded(item, powers, calls) for item in node.elts)
+        left = powers / max(abs(exponent), 1)
+        return abs(exponent) <= powers and _bounded(node.left, left, calls)
     allowed = isinstance(node, (ast.UnaryOp, ast.BinOp))
     if not allowed or not isinstance(node.op, (*_SIGNS, *_PRODUCTS)):
         return False

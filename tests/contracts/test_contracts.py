@@ -2,9 +2,10 @@
 
 import inspect
 import json
+import pickle
 import random
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,29 @@ from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Problem, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
-from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
+from ssgrpo_lightning.tasks import (
+    ChainArithmetic,
+    Gsm8k,
+    Math,
+    ReasoningGym,
+    TableTask,
+    Task,
+)
+from ssgrpo_lightning.tasks.table import SAMPLES
 from ssgrpo_lightning.tiny_prm import classifier
-from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
+from ssgrpo_lightning.verifiers import (
+    FinalNumber,
+    Noisy,
+    ReasoningGymScore,
+    ToolCall,
+    Verifier,
+)
 
 # An untrained process reward model; the folder lives as long as the tests.
 PRM = tempfile.TemporaryDirectory()
 classifier(Pretrained(), Path(PRM.name))
 NAN = float("nan")
+GRADE, CONTEST = SAMPLES + "grade_school.jsonl", SAMPLES + "competition.jsonl"
 ARGUMENTS = {
     ByPattern: {"pattern": ";"},
     DrGrpo: {"max_tokens": 8},
@@ -59,6 +75,17 @@ ARGUMENTS = {
     MonteCarlo: {"repeats": 2, "mixed_only": False},
     TokenClassifierPRM: {"name": PRM.name},
     SeparatorPRM: {"name": TINY_POLICY, "separator": "<eos>", "good": "+", "bad": "-"},
+    TableTask: {"train": GRADE, "validation": GRADE, "prompt_column": "question"},
+    Gsm8k: {"train": GRADE + "[:64]", "validation": GRADE + "[64:]", "test": None},
+    Math: {"train": CONTEST + "[:16]", "validation": CONTEST + "[16:]", "test": None},
+    ReasoningGym: {"train_problems": 8, "held_out_problems": 8},
+}
+# A completion that earns 1, with its problem; "1" for the answer 1 unless said here.
+CALL = '{"name": "add", "arguments": {"left": 1}}'
+GYM = ReasoningGym(train_problems=1, held_out_problems=1).problems("train")[0]
+SOLVED = {
+    ToolCall: (f"<tool_call>{CALL}</tool_call>", Problem(0, "p", CALL)),
+    ReasoningGymScore: (f"<answer>{GYM.answer}</answer>", GYM),
 }
 
 
@@ -508,19 +535,20 @@ def test_reduction_gives_masked_tokens_no_weight(member):
 
 @each(Verifier)
 def test_verifier_gives_a_verdict_on_anything(member):
+    solution, problem = SOLVED.get(member, ("1", Problem(0, "p", "1")))
     for text in ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1"]:
-        reward = build(member)(text, Problem(0, "p", "1")).reward
-        assert reward is None or 0 <= reward <= 1
-    assert build(member)("1", Problem(0, "p", "1")).reward == 1
+        for hostile in (text, solution.replace(problem.answer, text)):
+            reward = build(member)(hostile, problem).reward
+            assert reward is None or 0 <= reward <= 1
+    assert build(member)(solution, problem).reward == 1
+    assert pickle.loads(pickle.dumps(build(member)))(solution, problem).reward == 1
 
 
 @each(Task)
-def test_task_numbers_its_problems(member, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(9)))
-    fields = {"train": str(path), "validation": str(path)} if member is TableTask else {}
-    task = member(**fields)
+def test_task_numbers_its_problems(member):
+    task = build(member)
     for split in ("train", "validation", "test"):
         problems = task.problems(split)
         assert problems and len({p.id for p in problems}) == len(problems)
         assert task.problems(split) == problems
+        json.dumps([asdict(p) for p in problems])  # `predict` stores them
