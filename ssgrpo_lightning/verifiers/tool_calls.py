@@ -16,7 +16,7 @@ class ToolCall(Verifier):
     A call is a JSON object with exactly a name and arguments. It is right if the name is the
     expected one and the arguments are too: same keys, none more and none less, same values of the
     same JSON type (1 is 1.0, but neither "1" nor true). Calls count in order, and one too many is
-    wrong. Needs the extra ``tools`` where `partial` is true.
+    wrong. Needs the extra ``json`` where `partial` is true.
     """
 
     opening: str = "<tool_call>"
@@ -94,7 +94,7 @@ def _against_schemas(calls: list[dict[str, Any]], problem: Problem) -> str | Non
         import jsonschema
     except ImportError as error:
         raise ValueError(
-            "ToolCall.partial needs the package jsonschema: pip install 'ssgrpo-lightning[tools]', "
+            "ToolCall.partial needs the package jsonschema: pip install 'ssgrpo-lightning[json]', "
             "or set partial to false"
         ) from error
     schemas = {tool["name"]: tool["parameters"] for tool in problem.metadata["tools"]}
