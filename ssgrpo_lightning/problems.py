@@ -1,6 +1,8 @@
 """What a verifier is asked and what it answers. Imports nothing, so that its workers start fast."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Message = dict[str, str]
 
@@ -14,11 +16,14 @@ class Problem:
         prompt: Text that the policy continues, or chat messages (``{"role": …, "content": …}``)
             that the policy's chat template renders.
         answer: Reference answer, for the verifier only.
+        metadata: What else the verifier of this kind of problem needs, such as the schema of a
+            tool; values that JSON can write. No model sees it.
     """
 
     id: int
     prompt: str | tuple[Message, ...]
     answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ def _parts(rollouts: Rollouts, i: int) -> list[float | None]:
 
 def _problem(row: dict) -> Problem:
     prompt = row["prompt"]
-    return Problem(row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"])
+    if not isinstance(prompt, str):
+        prompt = tuple(prompt)
+    return Problem(row["id"], prompt, row["answer"], row.get("metadata", {}))
 
 
 def read_rows(path: Path) -> Iterable[dict]:

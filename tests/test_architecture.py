@@ -22,6 +22,7 @@ LAYERS = [
         "losses",
         "metrics",
         "interventions",
+        "leaks",
         "advantages",
         "shaping",
         "curriculum",

