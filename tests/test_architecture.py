@@ -12,7 +12,7 @@ PACKAGE = REPOSITORY / "ssgrpo_lightning"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
-    {"records", "functional"},
+    {"records", "functional", "sandbox"},
     {"tasks", "verifiers", "segmenters", "policy", "losses", "metrics", "interventions"},
     {"engines", "objectives"},
     {"credit", "rollouts"},

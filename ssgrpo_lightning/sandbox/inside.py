@@ -6,6 +6,7 @@ started, and nothing in there can kill it. Values cross the border as JSON only,
 """
 
 import builtins
+import contextlib
 import ctypes
 import json
 import os
@@ -193,7 +194,11 @@ def attempt(job: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 
 def _watch(pid: int, result: int, feed: int, given: bytes, job: dict[str, Any]):
     """Read what the process writes until it ends, or writes or takes too much."""
-    deadline, written, exited = time.monotonic() + job["wall_seconds"], bytearray(), os.pidfd_open(pid)
+    deadline, written, exited = (
+        time.monotonic() + job["wall_seconds"],
+        bytearray(),
+        os.pidfd_open(pid),
+    )
     os.set_blocking(feed, False)
     sources, sinks = [result, exited], [feed]
     try:
@@ -226,15 +231,11 @@ def _sweep(pid: int) -> int:
     code = 0
     if os.getpid() != 1:  # without a namespace -1 would be every process of the user
         for end in (os.killpg, os.kill):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     while True:
         try:
             ended, status = os.waitpid(-1, 0)
@@ -253,8 +254,10 @@ def _become_child(source: int, sink: int, captured: bool, limit: int) -> None:
     os.dup2(nothing, 2)
     os.dup2(nothing if captured else sink, 3)
     os.closerange(4, limit)
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(descriptor, mode, closefd=False)
+        for descriptor, mode in enumerate(("r", "w", "w"))
+    )
 
 
 def _run_call(job: dict[str, Any], request: dict[str, Any]) -> None:
@@ -320,7 +323,8 @@ def _stand_in(name: str, requests: Any, replies: Any) -> Callable[..., Any]:
             return decode(reply["value"])
         kind = getattr(builtins, str(reply["error"]), None)
         known = isinstance(kind, type) and issubclass(kind, Exception)
-        raise (kind if known else RuntimeError)(reply.get("message", ""))
+        raised: Any = kind if known else RuntimeError
+        raise raised(reply.get("message", ""))
 
     return function
 

@@ -224,4 +224,3 @@ def _shown() -> tuple[list[str], list[str]]:
     below = tuple(os.path.realpath(p) + "/" for p in visible)
     hidden = {os.path.realpath(p) for p in packages if os.path.isdir(p)}
     return visible, sorted(p for p in hidden if p.startswith(below))
-

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from ssgrpo_lightning.sandbox.seccomp import system_call_filter
 
@@ -121,7 +121,7 @@ class Session:
             SandboxError: The sandbox ended, or does not read.
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
-        sink = self.process.stdin.fileno()
+        sink = _descriptor(self.process.stdin)
         deadline = time.monotonic() + _GRACE_SECONDS
         while data:
             if not select.select([], [sink], [], max(deadline - time.monotonic(), 0))[1]:
@@ -140,7 +140,7 @@ class Session:
         Raises:
             SandboxError: None came in time, or it is no JSON object of bearable length.
         """
-        source, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
+        source, deadline = _descriptor(self.process.stdout), time.monotonic() + seconds
         while (end := self._read.find(b"\n")) < 0:
             if not select.select([source], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise SandboxError(f"no answer in {seconds:.0f} s")
@@ -166,13 +166,19 @@ class Session:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     def _last_words(self) -> str:
         os.killpg(self.process.pid, signal.SIGKILL)
-        words = os.read(self.process.stderr.fileno(), 4096).decode(errors="replace")
+        words = os.read(_descriptor(self.process.stderr), 4096).decode(errors="replace")
         lines = [line.strip() for line in words.splitlines() if line.strip()]
         return f"it ended: {lines[-1][:200] if lines else 'without a word'}"
+
+
+def _descriptor(stream: IO[bytes] | None) -> int:
+    assert stream is not None  # all three are pipes
+    return stream.fileno()
 
 
 @contextmanager

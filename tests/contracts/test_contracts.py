@@ -511,7 +511,8 @@ def test_verifier_gives_a_verdict_on_anything(member):
     for text in ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1"]:
         reward = build(member)(text, Problem(0, "p", "1")).reward
         assert reward is None or 0 <= reward <= 1
-    assert build(member)("1", Problem(0, "p", "1")).reward == 1
+    if member.accepts_reference:
+        assert build(member)("1", Problem(0, "p", "1")).reward == 1
 
 
 @each(Task)
