@@ -161,13 +161,17 @@ class Session:
         return message
 
     def close(self) -> None:
-        """End every process of the sandbox."""
-        # Its first process is of this group; the namespace ends with it.
+        """End every process of the sandbox, and wait for it."""
+        source = _descriptor(self.process.stdout)
+        # Without requests the first process inside ends by itself, and its namespace with it. One
+        # that is busy is killed: it is of this group.
+        _close(self.process.stdin)
+        _drain(source, time.monotonic() + 0.5)
         os.killpg(self.process.pid, signal.SIGKILL)
+        _drain(source, time.monotonic() + _GRACE_SECONDS)
+        _close(self.process.stdout)
+        _close(self.process.stderr)
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
 
     def _last_words(self) -> str:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -179,6 +183,18 @@ class Session:
 def _descriptor(stream: IO[bytes] | None) -> int:
     assert stream is not None  # all three are pipes
     return stream.fileno()
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    assert stream is not None
+    stream.close()
+
+
+def _drain(source: int, deadline: float) -> None:
+    """Wait until nobody holds the other end."""
+    while select.select([source], [], [], max(deadline - time.monotonic(), 0))[0]:
+        if not os.read(source, 1 << 16):
+            return
 
 
 @contextmanager

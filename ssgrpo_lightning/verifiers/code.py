@@ -83,8 +83,8 @@ class PassesTests(Verifier):
 def extract_code(completion: str) -> str:
     r"""The last fenced block of a text, closed or not, or the whole text where it has none.
 
-    >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone.")
-    'x = 1\\n'
+    >>> extract_code("So:\n```python\nx = 1\n```\nDone.")
+    'x = 1\n'
     """
     parts = completion.split("```")
     if len(parts) == 1:
