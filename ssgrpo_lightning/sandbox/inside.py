@@ -8,6 +8,7 @@ started, and nothing in there can kill it. Values cross the border as JSON only,
 import builtins
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -39,15 +40,13 @@ def encode(value: Any) -> Any:
         return value
     if isinstance(value, list):
         return [encode(v) for v in value]
-    if isinstance(value, tuple):
-        return {"$tuple": [encode(v) for v in value]}
+    for kind, tag in ((tuple, "$tuple"), (set, "$set"), (frozenset, "$frozenset")):
+        if isinstance(value, kind):
+            return {tag: [encode(v) for v in value]}
     if isinstance(value, dict):
         if all(type(k) is str and not k.startswith("$") for k in value):
             return {k: encode(v) for k, v in value.items()}
         return {"$dict": [[encode(k), encode(v)] for k, v in value.items()]}
-    if isinstance(value, set | frozenset):
-        tag = "$set" if isinstance(value, set) else "$frozenset"
-        return {tag: [encode(v) for v in value]}
     if isinstance(value, bytes | bytearray):
         return {"$bytes": value.hex()}
     if isinstance(value, complex):
@@ -62,8 +61,7 @@ def decode(data: Any) -> Any:
     {1: (2.5, {'a'})}
 
     Raises:
-        TypeError: A key or an element of a set is not hashable, or a tag holds something else.
-        ValueError: The same.
+        TypeError, ValueError: A key cannot be hashed, or a tag holds something else.
     """
     if isinstance(data, list):
         return [decode(v) for v in data]
@@ -168,6 +166,7 @@ def lock(job: dict[str, Any]) -> None:
 
 def serve(job: dict[str, Any], requests: Any, replies: Any) -> None:
     """Run each request in a process of its own, and say how it ended."""
+    gc.freeze()  # no collection in a child copies the pages of what was there before
     for line in requests:
         _send(replies, attempt(job, json.loads(line)))
 
@@ -267,8 +266,7 @@ def _run_call(job: dict[str, Any], request: dict[str, Any]) -> None:
         holder, name = names.get("Solution"), request["call"]
         function = names[name] if name in names or holder is None else getattr(holder(), name)
         arguments, keywords = decode(request["args"]), decode(request.get("kwargs", {}))
-        reply = {"value": encode(function(*arguments, **keywords))}
-        text = json.dumps(reply)
+        text = json.dumps({"value": encode(function(*arguments, **keywords))})
     except BaseException as error:
         text = json.dumps({"error": type(error).__name__, "message": str(error)[:200]})
     data = text.encode()
@@ -294,17 +292,15 @@ def check(job: dict[str, Any], requests: Any, replies: Any) -> None:
     """Run test programs; the code they test lives in another sandbox and is called by message."""
     for line in requests:
         request = json.loads(line)
-        names: dict[str, Any] = {"__name__": "__main__"}
-        for name in request["calls"]:
-            names[name] = _stand_in(name, requests, replies)
+        names: dict[str, Any] = {n: _stand_in(n, requests, replies) for n in request["calls"]}
+        names["__name__"] = "__main__"
         try:
             exec(compile(request["program"], "tests.py", "exec"), names)
             _send(replies, {"passed": True})
         except _Unfit as error:
             _send(replies, {"unfit": str(error)})
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"[:200]
-            _send(replies, {"passed": False, "reason": reason})
+            _send(replies, {"passed": False, "reason": f"{type(error).__name__}: {error}"[:200]})
 
 
 class _Unfit(BaseException):
