@@ -17,7 +17,7 @@ from ssgrpo_lightning.verifiers.verifier import Verifier
 class PassesTests(Verifier):
     """Runs a completion's code on the hidden tests of the problem (`sandbox.suite.Suite`).
 
-    The code is the last fenced block, or the whole completion where it has none. One sandbox serves
+    The code is the last closed fenced block, or the whole completion where it has none. One sandbox serves
     all tests of a completion. Verdicts may be asked for by several threads at once.
     """
 
@@ -81,7 +81,7 @@ class PassesTests(Verifier):
 
 
 def extract_code(completion: str) -> str:
-    r"""The last fenced block of a text, closed or not, or the whole text where it has none.
+    r"""The last closed fenced block of a text, else the one that was cut off, else the whole text.
 
     >>> extract_code("So:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'
@@ -89,6 +89,7 @@ def extract_code(completion: str) -> str:
     parts = completion.split("```")
     if len(parts) == 1:
         return completion
-    block = parts[-2] if len(parts) % 2 else parts[-1]
+    closed = parts[1:-1:2]
+    block = closed[-1] if closed else parts[-1]
     language, line, rest = block.partition("\n")
     return rest if line and len(language.split()) <= 1 else block

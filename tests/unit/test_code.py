@@ -184,6 +184,7 @@ def test_agreement(value, expected, same):
         ("a\n```\nx\n```\nb\n```py\ny\n```", "y\n"),
         ("a\n```python\nx = 1", "x = 1"),  # cut off
         ("```x = 1```", "x = 1"),
+        ("```py\nx = 1\n```\nUse it:\n```py\nprint(", "x = 1\n"),  # an example cut off
         ("", ""),
     ],
 )
