@@ -17,8 +17,8 @@ from ssgrpo_lightning.verifiers.verifier import Verifier
 class PassesTests(Verifier):
     """Runs a completion's code on the hidden tests of the problem (`sandbox.suite.Suite`).
 
-    The code is the last closed fenced block, or the whole completion where it has none. One sandbox serves
-    all tests of a completion. Verdicts may be asked for by several threads at once.
+    The code is the last closed fenced block, or the whole completion where it has none. One
+    sandbox serves all tests of a completion. Several threads may ask for verdicts at once.
     """
 
     accepts_reference: ClassVar[bool] = False
