@@ -1,6 +1,7 @@
 """Tasks: where problems come from. One abstract class, then its members."""
 
 from ssgrpo_lightning.tasks.arithmetic import ChainArithmetic
+from ssgrpo_lightning.tasks.code import CodeTask
 from ssgrpo_lightning.tasks.gym import ReasoningGym
 from ssgrpo_lightning.tasks.probes import (
     CarelessChain,
@@ -18,6 +19,7 @@ from ssgrpo_lightning.tasks.word_problems import WordProblems
 __all__ = [
     "CarelessChain",
     "ChainArithmetic",
+    "CodeTask",
     "DecisiveLine",
     "DecoyChain",
     "FillerChain",

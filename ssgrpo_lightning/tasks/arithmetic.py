@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.tasks.task import Split, Task
 
 _COMPUTATION = re.compile(r"(\d+)([+-])(\d+)=(\d+)")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ssgrpo_lightning.records import Message, Problem
+from ssgrpo_lightning.problems import Message, Problem
 from ssgrpo_lightning.tasks.task import Split, Task
 
 # The library draws problem i of seed s from s + i: splits and seeds must lie further apart.

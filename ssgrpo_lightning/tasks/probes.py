@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.tasks.arithmetic import ChainArithmetic, Computation, read_answer
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ssgrpo_lightning.records import Message, Problem
+from ssgrpo_lightning.problems import Message, Problem
 from ssgrpo_lightning.tasks.task import Split, Task
 
 PACKAGE = "pkg://"

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
-from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.problems import Problem
 
 Split = Literal["train", "validation", "test"]
 

@@ -4,7 +4,7 @@ import random
 import zlib
 from dataclasses import dataclass
 
-from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.tasks.task import Split, Task
 
 _NAMES = ("Ada", "Ben", "Chloe", "David", "Emma", "Finn", "Grace", "Hugo", "Iris", "Jack")

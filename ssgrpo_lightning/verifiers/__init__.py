@@ -1,6 +1,7 @@
 """Verifiers: one outcome verdict per completion. One abstract class, then its members."""
 
 from ssgrpo_lightning.verifiers.answers import ExactMatch, FinalNumber
+from ssgrpo_lightning.verifiers.code import PassesTests
 from ssgrpo_lightning.verifiers.combined import PythonFunction, Weighted
 from ssgrpo_lightning.verifiers.gym import ReasoningGymScore
 from ssgrpo_lightning.verifiers.json_schema import JsonSchema, SchemaCheck
@@ -21,6 +22,7 @@ __all__ = [
     "MathAnswer",
     "MathComparison",
     "Noisy",
+    "PassesTests",
     "PatternCheck",
     "Pooled",
     "PythonFunction",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from ssgrpo_lightning.records import Problem, Verdict
+from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers.verifier import Verifier
 
 _FUNCTIONS = re.compile("a?(sin|cos|tan)|(sin|cos|tan)h|sec|csc|cot|exp|log|ln|sqrt|Abs")

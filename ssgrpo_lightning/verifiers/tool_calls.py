@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ssgrpo_lightning.records import Problem, Verdict
+from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers.verifier import Verifier
 
 

@@ -16,7 +16,7 @@ class Verifier(ABC):
 
     accepts_reference: ClassVar[bool] = True
     """Whether a completion that is the reference answer must be accepted; not so where the verdict
-    is learnt."""
+    is learnt, nor where the reference is a set of tests."""
 
     @abstractmethod
     def __call__(self, completion: str, problem: Problem) -> Verdict:
