@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -47,6 +48,12 @@ class Judge:
             )
         return verdict
 
+    def submit(self, completion: str, problem: Problem) -> "Future[Verdict]":
+        """A verdict to come: ask for its ``result()`` when all completions are submitted."""
+        future = Future()
+        future.set_result(self.verdict(completion, problem))
+        return future
+
     def steps(self, pieces: Sequence[str]) -> list[int]:
         """Step of every token.
 
@@ -85,15 +92,19 @@ def collect(
         keys += [(seed, policy_step, problem.id, first + k) for k in range(group_size)]
         seen[problem.id] += group_size
     noise = uniform_noise(keys, sampling.max_new_tokens)
-    samples = engine.generate(policy, prompts, group_size, sampling, noise)
-    ids = [t[:n] for t, n in zip(samples.tokens.tolist(), samples.lengths.tolist())]
     owners = [problem for problem in problems for _ in range(group_size)]
-    texts = [policy.codec.decode(i) for i in ids]
+    parts, ids, texts, verdicts = [], [], [], []
+    for part in engine.stream(policy, prompts, group_size, sampling, noise):
+        new = [t[:n] for t, n in zip(part.tokens.tolist(), part.lengths.tolist())]
+        for text, problem in zip(map(policy.codec.decode, new), owners[len(ids) :]):
+            texts.append(text)
+            verdicts.append(judge.submit(text, problem))  # the next part is still to be sampled
+        parts, ids = [*parts, part], ids + new
     return assemble(
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
-        samples=samples,
+        samples=Samples.join(parts),
         steps=[judge.steps(policy.codec.pieces(i)) for i in ids],
-        verdicts=[judge.verdict(text, problem) for text, problem in zip(texts, owners)],
+        verdicts=[verdict.result() for verdict in verdicts],
         group=[g for g in range(len(problems)) for _ in range(group_size)],
         problems=owners,
         texts=texts,

@@ -186,3 +186,22 @@ def test_sampling_refuses_nonsense():
     for fields in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):
         with pytest.raises(ValueError, match=rf"Sampling\.{next(iter(fields))} is"):
             replace(Sampling(), **fields)
+
+
+def test_completions_are_judged_while_others_are_still_sampled(policy, task, monkeypatch):
+    from ssgrpo_lightning.engines import decode
+
+    events = []
+    run, verdict = decode._Decode.run, Judge.verdict
+    monkeypatch.setattr(decode._Decode, "run", lambda d: events.append("sample") or run(d))
+    monkeypatch.setattr(Judge, "verdict", lambda *a: events.append("judge") or verdict(*a))
+    judge, problems = Judge(FinalNumber("#"), ByLine()), task.problems("train")[:6]
+    whole, parts = (
+        collect(policy, TransformersEngine(size), judge, problems, 4, Sampling(48), 0, 0)
+        for size in (512, 8)
+    )
+    first = ["sample"] + ["judge"] * 24
+    assert events == first + (["sample"] + ["judge"] * 8) * 3
+    assert whole.texts == parts.texts and whole.tokens.equal(parts.tokens)
+    torch.testing.assert_close(whole.logprobs, parts.logprobs, atol=1e-4, rtol=0)
+    assert torch.is_inference_mode_enabled() is False and policy.training
