@@ -4,17 +4,20 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 (`credit`, `objectives`), what a token's loss is (`losses`), and all about ranks (`parallel`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ssgrpo_lightning import parallel
+from ssgrpo_lightning.advantages import Advantage, GroupRelative, outcomes_of
+from ssgrpo_lightning.collection import Collection, OneBatch
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
@@ -27,13 +30,10 @@ from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.probing import Probe, note_skill, step_skill
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
-from ssgrpo_lightning.rollouts import (
-    Judge,
-    Resampler,
-    collect,
-    minibatches,
-    whole_groups,
-)
+from ssgrpo_lightning.rollouts import Resampler, minibatches, whole_groups
+from ssgrpo_lightning.settings import check_settings
+from ssgrpo_lightning.shaping import Shaping
+from ssgrpo_lightning.temperature import FixedTemperature, Temperature
 
 PHASES = ("rollout", "score", "policy", "estimator")
 
@@ -49,7 +49,10 @@ class SSGRPO(Evaluation):
         estimator: The step-value estimator; null where the credit rule needs no values.
         credit: How step values bend the group advantage; `Broadcast` is plain GRPO.
         engine: What samples the rollouts.
-        scale_rewards: Deviation that divides the group advantage.
+        collection: Which groups make up an update.
+        temperature: How hot they are sampled in each update.
+        shaping: What rollouts lose before advantages are made, one after the other; null: nothing.
+        advantage: How the rewards of a group become the advantage of each rollout.
         inner_epochs: Passes of the policy phase over the rollouts of an update (mu).
         minibatches: Optimiser steps of one such pass.
         estimator_every: Policy updates between two estimator phases; the first has one.
@@ -70,7 +73,10 @@ class SSGRPO(Evaluation):
         estimator: EstimatorModule | None = None,
         credit: CreditRule = ValueGain(),
         engine: RolloutEngine = TransformersEngine(),
-        scale_rewards: Literal["group", "batch", "none"] = "group",
+        collection: Collection = OneBatch(),
+        temperature: Temperature = FixedTemperature(),
+        shaping: list[Shaping] | None = None,
+        advantage: Advantage = GroupRelative(),
         inner_epochs: int = 1,
         minibatches: int = 1,
         estimator_every: int = 1,
@@ -82,50 +88,22 @@ class SSGRPO(Evaluation):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        counts = {
-            "inner_epochs": inner_epochs,
-            "minibatches": minibatches,
-            "estimator_every": estimator_every,
-            "estimator_epochs": estimator_epochs,
-        }
-        for field, value in counts.items():
-            if value < 1:
-                raise ValueError(f"model.{field} is {value}, must be at least 1")
-        if estimator_patience is not None and not 1 <= estimator_patience < estimator_epochs:
-            raise ValueError(
-                f"model.estimator_patience is {estimator_patience}, must be at least 1 and under "
-                f"model.estimator_epochs ({estimator_epochs}), or null to make every pass"
-            )
-        if gate.needs_skill and not probe.every:
-            raise ValueError(
-                f"model.gate is {type(gate).__name__}, which reads the step skill, but "
-                "model.probe.every is 0, so that none is measured: set it to 2, or use FixedGate"
-            )
-        if credit.needs_values and estimator is None:
-            raise ValueError(
-                f"model.credit is {type(credit).__name__}, which needs step values, but "
-                "model.estimator is null: add an estimator, or use Broadcast for plain GRPO"
-            )
-        if warmup_updates < 0:
-            raise ValueError(f"model.warmup_updates is {warmup_updates}, must be at least 0")
-        if warmup_updates and not credit.needs_values:
-            raise ValueError(
-                f"model.warmup_updates is {warmup_updates}, but model.credit is "
-                f"{type(credit).__name__}, which needs no estimator that could warm up: set it to 0"
-            )
         self.automatic_optimization = False
         self.policy, self.credit, self.engine = policy, credit, engine
         self.estimator = estimator if credit.needs_values else None
-        self.scale_rewards: Literal["group", "batch", "none"] = scale_rewards
+        self.collection, self.temperature = collection, temperature
+        self.heat = temperature(policy.sampling.temperature, 0)  # of the next update
+        self.shaping, self.advantage = shaping or [], advantage
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
         self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
-        self.watch = Watch()
+        self.watch, self.resample = Watch(), None
         self.was_open: bool | None = None  # until a gate has acted
         self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
+        check_settings(self, estimator)
 
     # --- the algorithm -------------------------------------------------------------------------
 
@@ -133,9 +111,14 @@ class SSGRPO(Evaluation):
         """One update. The mapping it returns reaches the callbacks as ``outputs``."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
         with self.phase("rollout"):
-            rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
+            rollouts, drawn = self.collection(self, problems)
+            rollouts = self.policy.referred(rollouts)
         with self.phase("score"):
-            scores = self.score(rollouts)  # before the estimator has learnt from them
+            rollouts = self.shaped(rollouts)
+            if self.resample is not None:
+                self.resample.sampling = self.sampling
+            # Before the estimator has learnt from them.
+            scores = self.score(rollouts, self.advantages(rollouts))
             probe = self.probe(self, rollouts)
             skill = note_skill(self, probe)
             step_advantages = self.rule(scores)
@@ -143,12 +126,13 @@ class SSGRPO(Evaluation):
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
-            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill
+            learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill | drawn
         self.finish_update()
         weights = self.credit.weights(scores)
         metrics = update_row(self, rollouts, scores, weights, step_advantages, learnt)
         log_row(self, metrics)
         self.watch = self.gate.follow(self.watch, metrics)
+        self.heat = self.next_temperature(metrics)
         return {
             "rollouts": rollouts,
             "scores": scores,
@@ -157,32 +141,40 @@ class SSGRPO(Evaluation):
             "metrics": metrics,
         }
 
-    def collect(
-        self,
-        problems: Sequence[Problem],
-        group_size: int,
-        sampling: Sampling,
-        judge: Judge | None = None,
-    ) -> Rollouts:
-        """Sample groups from the policy as it is now, verify them and cut them into steps.
+    @property
+    def sampling(self) -> Sampling:
+        """How rollouts of training are drawn now."""
+        return replace(self.policy.sampling, temperature=self.heat)
 
-        The judge is that of training unless another is given.
+    def next_temperature(self, metrics: Mapping[str, float]) -> float:
+        """Temperature of the next update, after one that measured `metrics`."""
+        distinct = metrics["group/distinct_completions"] / self.datamodule.group_size
+        usual = self.policy.sampling.temperature
+        return self.temperature(usual, self.policy_step, self.heat, distinct)
+
+    def shaped(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with the penalties and masks of every shaping."""
+        for shaping in self.shaping:
+            rollouts = shaping(rollouts)
+        return rollouts
+
+    def advantages(self, rollouts: Rollouts) -> Float[Tensor, " rollout"]:
+        """Advantage of each rollout; what it reads of the batch, it reads of all ranks."""
+        everyone, own = parallel.everyones(self, outcomes_of(rollouts))
+        return self.advantage(everyone)[own]
+
+    def score(
+        self, rollouts: Rollouts, advantages: Float[Tensor, " rollout"] | None = None
+    ) -> StepScores:
+        """What the outcomes, and the estimator where there is one, say about every step.
+
+        Args:
+            rollouts: The rollouts.
+            advantages: Advantage of each; None: as these rollouts alone give them.
         """
-        assert self.policy.policy is not None
-        return collect(
-            self.policy.policy,
-            self.engine,
-            judge or self.datamodule.judge,
-            problems,
-            group_size,
-            sampling,
-            self.seed,
-            self.policy_step,
-        )
-
-    def score(self, rollouts: Rollouts) -> StepScores:
-        """What the outcomes, and the estimator where there is one, say about every step."""
-        outcomes = outcome_scores(rollouts, self.scale_rewards)
+        if advantages is None:
+            advantages = self.advantage(outcomes_of(rollouts))
+        outcomes = outcome_scores(rollouts, advantages)
         return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
 
     @property
@@ -196,6 +188,7 @@ class SSGRPO(Evaluation):
         policy, rollouts = self.policy, batch.rollouts
         if self.policy_step < self.warmup_updates:
             return policy.metrics({})
+        batch = policy.focused(batch, partial(parallel.gathered, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
@@ -214,7 +207,11 @@ class SSGRPO(Evaluation):
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
                 parallel.optimiser_step(self, policy, optimizer, losses, tally)
-        return policy.metrics(tally.means(self, "tokens"))
+        means = tally.means(self, "tokens")
+        learnt = policy.metrics(means)
+        assert policy.policy is not None
+        policy.anchor.follow(policy.policy, self.policy_step + 1, means.get("kl"))
+        return learnt
 
     def estimator_phase(self, batch: ScoredRollouts, probe: Intervened | None) -> dict[str, Tensor]:
         """Train the estimator on the groups since its last phase, if it is due."""
@@ -272,7 +269,8 @@ class SSGRPO(Evaluation):
 
     def predict_step(self, problems: list[Problem], batch_idx: int) -> list[dict[str, Any]]:
         """Grouped rollouts, one JSON-ready row each, with the credit of every step."""
-        rollouts = self.collect(problems, self.datamodule.group_size, self.policy.sampling)
+        rollouts = self.collect(problems, self.datamodule.group_size, self.sampling)
+        rollouts = self.shaped(rollouts)
         return prediction_rows(self, rollouts, self.score(rollouts))
 
     # --- Lightning -----------------------------------------------------------------------------
@@ -294,9 +292,9 @@ class SSGRPO(Evaluation):
         policy = self.policy.policy
         if self.estimator is not None and policy is not None:
             self.estimator.configure_model()
-            judge, sampling = self.datamodule.judge, self.policy.sampling
-            resample = Resampler(policy, self.engine, judge, sampling, self.seed)
-            self.estimator.estimator.bind(policy, resample)
+            judge = self.datamodule.judge
+            self.resample = Resampler(policy, self.engine, judge, self.sampling, self.seed)
+            self.estimator.estimator.bind(policy, self.resample)
             if self.warmup_updates and not self.estimator.learns:
                 raise ValueError(
                     f"model.warmup_updates is {self.warmup_updates}, but "
@@ -321,9 +319,11 @@ class SSGRPO(Evaluation):
             "policy_step": self.policy_step,
             "num_tokens": self.num_tokens,
             "watch": asdict(self.watch),
+            "temperature": self.heat,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.policy_step = checkpoint["ssgrpo"]["policy_step"]
         self.num_tokens = checkpoint["ssgrpo"]["num_tokens"]
         self.watch = Watch(**checkpoint["ssgrpo"].get("watch", {}))
+        self.heat = checkpoint["ssgrpo"].get("temperature", self.heat)

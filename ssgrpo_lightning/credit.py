@@ -7,19 +7,19 @@ sound step of a success praised most.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ssgrpo_lightning.advantages import GroupRelative, outcomes_of
 from ssgrpo_lightning.functional import (
     clipped_baseline,
     fall_shares,
     gae,
     gain_weights,
     gated,
-    group_advantages,
     group_deviation,
     group_mean,
     mean_one,
@@ -40,9 +40,16 @@ PerStep = Float[Tensor, "rollout step"]
 
 
 def outcome_scores(
-    rollouts: Rollouts, scale: Literal["group", "batch", "none"] = "group"
+    rollouts: Rollouts, advantages: Float[Tensor, " rollout"] | None = None
 ) -> StepScores:
-    """What the outcomes alone say: group advantages, and the same value for every prefix."""
+    """What the outcomes alone say: group advantages, and the same value for every prefix.
+
+    Args:
+        rollouts: The rollouts.
+        advantages: Advantage of each rollout; None: that of `GroupRelative`.
+    """
+    if advantages is None:
+        advantages = GroupRelative()(outcomes_of(rollouts))
     lengths = step_lengths(rollouts.step, rollouts.steps)
     baseline = clipped_baseline(rollouts.rewards, rollouts.group)
     even = baseline[:, None].expand(lengths.shape)
@@ -53,7 +60,7 @@ def outcome_scores(
         lengths=lengths,
         rewards=rollouts.rewards,
         baseline=baseline,
-        advantages=group_advantages(rollouts.rewards, rollouts.group, scale),
+        advantages=advantages,
         group=rollouts.group,
         policy_step=rollouts.policy_step,
     )

@@ -2,7 +2,8 @@
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from ssgrpo_lightning.curriculum import Curriculum, PassRates, Uniform
+from ssgrpo_lightning.functional import counted_generator
 from ssgrpo_lightning.records import Problem, Rollouts, ScoredRollouts
-from ssgrpo_lightning.rollouts import Judge, from_rows, read_rows
+from ssgrpo_lightning.rollouts import Judge
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
+from ssgrpo_lightning.stored import from_rows, read_rows
 from ssgrpo_lightning.tasks import Split, Task
 from ssgrpo_lightning.verifiers import Verifier
+
+Pick = Callable[[Sequence[int], torch.Generator], list[int]]
+REFILL = 1_000_033  # keeps the order of further problems apart from that of batches
 
 
 def loader_of(batches: Sequence[Any]) -> DataLoader:
@@ -27,12 +34,26 @@ class ProblemLoader:
 
     A rank takes every `ranks`-th problem of the batch, so that its share does not depend on the
     others. Sized, because Lightning prefetches from loaders without a length.
+
+    Args:
+        problems: The problems of the split.
+        batch: Problems of a batch, over all ranks.
+        seed: Seed of the order.
+        pick: What a batch is made of, given the problems that are due.
+        rank: Which rank this is.
+        ranks: How many there are.
     """
 
     def __init__(
-        self, problems: Sequence[Problem], batch: int, seed: int, rank: int = 0, ranks: int = 1
+        self,
+        problems: Sequence[Problem],
+        batch: int,
+        seed: int,
+        pick: Pick,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        self.problems, self.batch, self.seed = problems, batch, seed
+        self.problems, self.batch, self.seed, self.pick = problems, batch, seed, pick
         self.rank, self.ranks = rank, ranks
         self.epoch, self.position = 0, 0
 
@@ -43,11 +64,11 @@ class ProblemLoader:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(len(self.problems), generator=generator).tolist()
         while self.position < len(self):
-            start = self.position * self.batch
+            due = order[self.position * self.batch :][: self.batch]
+            rows = self.pick(due, counted_generator(self.seed, self.epoch, self.position))
             # Counted before the batch is handed out: a checkpoint is written after its update.
             self.position += 1
-            rows = order[start + self.rank : start + self.batch : self.ranks]
-            yield [self.problems[i] for i in rows]
+            yield [self.problems[i] for i in rows[self.rank :: self.ranks]]
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -70,6 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
         validation_batch: Problems evaluated together.
         predict_split: Split whose problems ``predict`` samples groups for.
         predict_problems: Number of those problems; null: all.
+        curriculum: Which problems come next, by how often each was solved so far.
         seed: Seed of the order of problems.
     """
 
@@ -84,6 +106,7 @@ class RolloutDataModule(L.LightningDataModule):
         validation_batch: int = 256,
         predict_split: Split = "train",
         predict_problems: int | None = 256,
+        curriculum: Curriculum = Uniform(),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -97,6 +120,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.seed = seed
         self.buffer: deque[ScoredRollouts] = deque()
         self.problems: dict[Split, Sequence[Problem]] = {}
+        self.curriculum, self.known = curriculum, PassRates.unknown(0)
+        self.further_taken = 0
 
     def setup(self, stage: str) -> None:
         splits: dict[str, tuple[Split, ...]] = {
@@ -116,6 +141,56 @@ class RolloutDataModule(L.LightningDataModule):
                 "train on: lower rollouts_per_update or give the task more problems"
             )
 
+        if stage == "fit" and not len(self.known.rate):
+            self.known = PassRates.unknown(len(self.problems["train"]))
+            self.places = {p.id: place for place, p in enumerate(self.problems["train"])}
+
+    def note(self, problems: Sequence[int], rewards: Sequence[float]) -> None:
+        """Tell the curriculum how groups of all ranks ended: mean reward, NaN without a verdict.
+
+        Args:
+            problems: Number (`Problem.id`) of the problem of each group.
+            rewards: Mean reward of each group.
+        """
+        places = [self.places[number] for number in problems]
+        self.known = self.curriculum.follow(self.known, places, rewards)
+
+    def _pick(self, due: Sequence[int], generator: torch.Generator) -> list[int]:
+        return self.curriculum.pick(due, self.known, generator)
+
+    def further(self, count: int) -> list[Problem]:
+        """The next `count` problems for this rank, from a second endless stream in random order.
+
+        Every rank must ask for as many, so that all know where the stream stands.
+        """
+        problems, (rank, ranks) = self.problems["train"], self._ranks()
+        start, due = self.further_taken, []
+        self.further_taken += count * ranks
+        while len(due) < count * ranks:
+            epoch, position = divmod(start + len(due), len(problems))
+            generator = counted_generator(self.seed, REFILL, epoch)
+            order = torch.randperm(len(problems), generator=generator).tolist()
+            due += order[position : position + count * ranks - len(due)]
+        generator = counted_generator(self.seed, REFILL, start, count)
+        return [problems[i] for i in self._pick(due, generator)[rank::ranks]]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**asdict(self.known), "further_taken": self.further_taken}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        count = len(self.problems["train"])
+        if len(state_dict["rate"]) != count:
+            raise ValueError(
+                f"the checkpoint knows the pass rates of {len(state_dict['rate'])} problems, but "
+                f"{type(self.task).__name__} has {count} to train on: resume with the task it had"
+            )
+        self.further_taken = state_dict["further_taken"]
+        self.known = PassRates(state_dict["rate"], state_dict["streak"])
+
+    def _ranks(self) -> tuple[int, int]:
+        trainer = self.trainer
+        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+
     def store(self, batch: ScoredRollouts, keep: int) -> None:
         """Add the groups of an update to the buffer; the oldest beyond `keep` updates leave it."""
         self.buffer.append(batch)
@@ -123,15 +198,14 @@ class RolloutDataModule(L.LightningDataModule):
             self.buffer.popleft()
 
     def train_dataloader(self) -> ProblemLoader:
-        trainer = self.trainer
-        rank, ranks = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        rank, ranks = self._ranks()
         batch = self.rollouts_per_update // self.group_size
         if batch % ranks:
             raise ValueError(
                 f"data.rollouts_per_update is {self.rollouts_per_update}, that is {batch} groups, "
                 f"not divisible over {ranks} ranks: use a multiple of {ranks * self.group_size}"
             )
-        return ProblemLoader(self.problems["train"], batch, self.seed, rank, ranks)
+        return ProblemLoader(self.problems["train"], batch, self.seed, self._pick, rank, ranks)
 
     def val_dataloader(self) -> DataLoader:
         return self._share(self.problems["validation"])
@@ -143,8 +217,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self._share(self.problems[self.predict_split][: self.predict_problems])
 
     def _share(self, problems: Sequence[Problem]) -> DataLoader:
-        trainer = self.trainer
-        rank, ranks = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        rank, ranks = self._ranks()
         size = self.validation_batch * ranks
         batches = [problems[i : i + size][rank::ranks] for i in range(0, len(problems), size)]
         return loader_of([list(batch) for batch in batches])

@@ -1,23 +1,24 @@
 """Held-out problems: one completion of each, and the share that is solved."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import lightning as L
 
 from ssgrpo_lightning.data import RolloutDataModule
-from ssgrpo_lightning.engines import Sampling
+from ssgrpo_lightning.engines import RolloutEngine, Sampling
 from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import Problem, Rollouts
-from ssgrpo_lightning.rollouts import Judge
+from ssgrpo_lightning.rollouts import Judge, collect
 
 
-class Evaluation(L.LightningModule, ABC):
+class Evaluation(L.LightningModule):
     """The half of a training module that ``validate`` and ``test`` need."""
 
     policy: PolicyModule
+    engine: RolloutEngine
     policy_step: int
+    seed: int
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,15 +29,35 @@ class Evaluation(L.LightningModule, ABC):
         """The DataModule that owns problems, judge and buffer."""
         return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
 
-    @abstractmethod
     def collect(
         self,
         problems: Sequence[Problem],
         group_size: int,
         sampling: Sampling,
         judge: Judge | None = None,
+        replica: int = 0,
     ) -> Rollouts:
-        """Sample groups from the policy as it is now; `judge` None: that of training."""
+        """Sample groups from the policy as it is now, verify them and cut them into steps.
+
+        Args:
+            problems: One group of each.
+            group_size: Rollouts of a group.
+            sampling: How they are drawn.
+            judge: What verifies them; None: that of training.
+            replica: Number from which the noise of an update counts its rollouts.
+        """
+        assert self.policy.policy is not None
+        return collect(
+            self.policy.policy,
+            self.engine,
+            judge or self.datamodule.judge,
+            problems,
+            group_size,
+            sampling,
+            self.seed,
+            self.policy_step,
+            replica,
+        )
 
     def evaluate(self, problems: Sequence[Problem]) -> Rollouts:
         """One completion of every problem, drawn and judged as in validation and test."""

@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.functional import spearman_corrcoef
 
 from ssgrpo_lightning.functional import (
+    group_mean,
     group_std,
     group_sum,
     mixed_groups,
@@ -138,11 +139,19 @@ def rollout_sums(rollouts: Rollouts) -> Sums:
     mixed = group_sum(mixed_groups(rewards, group).float(), group) > 0
     dead = (group_sum(known.float(), group) > 0) & ~mixed
     deviation = group_std(rewards, group)
-    return {
+    level = group_mean(rewards, group)
+    penalties = torch.zeros_like(rewards) if rollouts.penalties is None else rollouts.penalties
+    masked = torch.zeros_like(truncated) if rollouts.masked is None else rollouts.masked
+    parts = [] if rollouts.parts is None else rollouts.parts.unbind(1)
+    return {f"rewards/part{k}/mean": mean_of(part) for k, part in enumerate(parts, 1)} | {
         "reward": mean_of(rewards),
         "reward_std": mean_of(deviation),
         "reward_var_within_group": mean_of(deviation.square()),
         "frac_reward_zero_std": ((dead * one_each).sum(), one_each.sum()),
+        "group/all_zero": ((dead & (level == 0)).float() @ one_each, one_each.sum()),
+        "group/all_one": ((dead & (level == 1)).float() @ one_each, one_each.sum()),
+        "shaping/penalty": mean_of(penalties),
+        "shaping/masked": mean_of(masked),
         "verifier/none_frac": mean_of(~known),
         "entropy": mean_of(rollouts.entropy, rollouts.sampled),
         "completions/mean_length": mean_of(lengths),

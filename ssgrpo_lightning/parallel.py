@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.policy_module import PolicyModule
+from ssgrpo_lightning.records import Outcomes
 
 
 def global_sum(module: L.LightningModule, x: Tensor) -> Tensor:
@@ -25,6 +28,39 @@ def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
     return module.all_gather(x).amax(0)  # pyright: ignore
 
 
+def global_min(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Minimum of a tensor over all ranks; every rank must call it."""
+    return -global_max(module, -x)
+
+
+def gathered(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Rows of all ranks, in their order; every rank must call it, with any number of them."""
+    if module.trainer.world_size == 1:
+        return x
+    count = torch.tensor(len(x), device=x.device)
+    counts: list[int] = module.all_gather(count).tolist()  # pyright: ignore
+    padded = pad(x, [0, 0] * (x.ndim - 1) + [0, max(counts) - len(x)])
+    everything: Tensor = module.all_gather(padded)  # pyright: ignore
+    return torch.cat([rows[:count] for rows, count in zip(everything, counts)])
+
+
+def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice]:
+    """The outcomes of all ranks, in their order, and the rows of this one.
+
+    Every rank must call it, with as many rollouts. Groups are numbered anew, none spans ranks.
+    """
+    if module.trainer.world_size == 1:
+        return own, slice(0, len(own))
+    groups, rank = int(global_max(module, own.group.max())) + 1, module.trainer.global_rank
+    numbered = replace(own, group=own.group + groups * rank)
+    of_all = {
+        f.name: gathered(module, value)
+        for f in fields(own)
+        if (value := getattr(numbered, f.name)) is not None
+    }
+    return replace(own, **of_all), slice(rank * len(own), (rank + 1) * len(own))
+
+
 class Tally:
     """Sums of what losses report over the micro-batches and optimiser steps of a phase."""
 
@@ -32,25 +68,38 @@ class Tally:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, parts: dict[str, Tensor]) -> None:
-        """Add detached scalars by name."""
+        """Add detached scalars by name; of those named ``…/min`` or ``…/max`` keep the extreme."""
         for name, part in parts.items():
-            self.sums[name] = self.sums.get(name, 0) + part.detach().float()
+            value = part.detach().float()
+            known = self.sums.get(name)
+            self.sums[name] = value if known is None else _merging(name)(known, value)
 
     def means(self, module: L.LightningModule, per: str) -> dict[str, Tensor]:
         """Every sum over all ranks, divided by that of `per`.
 
-        Losses and norms are whole already, and divided by the number of optimiser steps.
+        Losses and norms are whole already, and divided by the number of optimiser steps; extremes
+        are those of all ranks.
         """
         steps = self.sums.get("steps", torch.ones(()))
         wholes = {"loss", "grad_norm"}
+        over_ranks = {torch.add: global_sum, torch.minimum: global_min, torch.maximum: global_max}
         totals = {
-            name: total if name in ("grad_norm", "steps") else global_sum(module, total)
+            name: total
+            if name in ("grad_norm", "steps")
+            else over_ranks[_merging(name)](module, total)
             for name, total in sorted(self.sums.items())
         }
         return {
             name: total / (steps if name in wholes else totals[per]).clamp(min=1)
+            if _merging(name) is torch.add
+            else total
             for name, total in totals.items()
         }
+
+
+def _merging(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """How two numbers of one name become one."""
+    return {"min": torch.minimum, "max": torch.maximum}.get(name.rsplit("/", 1)[-1], torch.add)
 
 
 Loss = Callable[[], tuple[Tensor, dict[str, Tensor]]]

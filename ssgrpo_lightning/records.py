@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Message = dict[str, str]
+PER_TOKEN = {"tokens", "attended", "sampled", "step", "logprobs", "entropy", "reference"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class Verdict:
         reward: Outcome in [0, 1], or None where no verdict could be reached. A rollout without
             a verdict has advantage 0 and leaves the statistics of its group.
         reason: Why, in a few words, for people.
+        parts: Rewards that `reward` was made of, where it was made of several, before weights; None
+            where a part reached no verdict. Every verdict of a run has the same parts.
     """
 
     reward: float | None
     reason: str = ""
+    parts: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,14 @@ class Rollouts:
         texts: Completion text of each rollout, without special tokens.
         reasons: The verifier's reason for each reward, for people.
         policy_step: Number of policy updates made before these rollouts were sampled.
+        penalties: What is taken off each reward before advantages are made, for length or KL;
+            None: nothing; NaN: the rollout has no return. Estimators learn the reward, which stays
+            an outcome in [0, 1].
+        parts: Rewards that each reward was made of, NaN where a part has no verdict; None: of one.
+        masked: True where a rollout leaves the policy loss, its divisor included; None: nowhere.
+        temperature: What divided the logits when these were sampled; 1 for greedy ones.
+        reference: Log-probability of each sampled token under the reference that a KL holds the
+            policy to; 0 elsewhere; None without one.
     """
 
     tokens: Int[Tensor, "rollout token"]
@@ -86,9 +98,19 @@ class Rollouts:
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
     policy_step: int = 0
+    penalties: Float[Tensor, " rollout"] | None = None
+    parts: Float[Tensor, "rollout part"] | None = None
+    masked: Bool[Tensor, " rollout"] | None = None
+    temperature: float = 1.0
+    reference: Float[Tensor, "rollout token"] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def returns(self) -> Float[Tensor, " rollout"]:
+        """What advantages are made of: the reward less the penalties."""
+        return self.rewards if self.penalties is None else self.rewards - self.penalties
 
     @property
     def steps(self) -> int:
@@ -131,10 +153,34 @@ class Rollouts:
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
-                changed[f.name] = value[rows] if value.ndim == 1 else value[rows, span]
+                changed[f.name] = value[rows, span] if f.name in PER_TOKEN else value[rows]
             elif isinstance(value, tuple):
                 changed[f.name] = tuple(value[i] for i in picked)
         return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What an advantage may look at: how each rollout of a batch ended, over all ranks.
+
+    One record, so that no signature has to change for the next idea.
+
+    Attributes:
+        returns: Reward of each rollout less its penalties; NaN without a verdict.
+        rewards: Outcome reward of each rollout in [0, 1]; NaN without a verdict.
+        group: Group of each rollout.
+        copies: How often the completion of each rollout stands in its group, at least 1.
+        parts: Rewards that each reward was made of; None: of one.
+    """
+
+    returns: Float[Tensor, " rollout"]
+    rewards: Float[Tensor, " rollout"]
+    group: Int[Tensor, " rollout"]
+    copies: Int[Tensor, " rollout"]
+    parts: Float[Tensor, "rollout part"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.returns)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from ssgrpo_lightning.metrics import credit_sums, rollout_sums
 from ssgrpo_lightning.parallel import global_max, global_sum
 from ssgrpo_lightning.records import Rollouts, StepScores
-from ssgrpo_lightning.rollouts import step_texts, to_rows
+from ssgrpo_lightning.rollouts import step_texts
+from ssgrpo_lightning.stored import to_rows
 
 if TYPE_CHECKING:
     from ssgrpo_lightning.alternation import SSGRPO
@@ -42,11 +43,13 @@ def update_row(
     optimizers = module.optimizers_by_name()
     total = max(sum(module.seconds.values()), 1e-9)
     row |= {name: float(value) for name, value in learnt.items()}
+    row |= {name: float(value) for name, value in module.datamodule.known.metrics().items()}
     row |= {f"timing/{name}": value for name, value in module.seconds.items()}
     row |= {
         "policy_step": module.policy_step,
         "num_tokens": module.num_tokens,
         "learning_rate": optimizers["policy"].param_groups[0]["lr"],
+        "sampling/temperature": rollouts.temperature,
         "step/gate": module.rule.gate,
         "step/harm": float(bool(module.watch.harm)),
         "warmup": float(module.policy_step <= module.warmup_updates),

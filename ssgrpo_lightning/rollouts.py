@@ -1,20 +1,19 @@
 """Problems to grouped rollouts: sample, verify, cut into steps, pad. Knows no Lightning."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import Policy
-from ssgrpo_lightning.records import Problem, Rollouts, Verdict
+from ssgrpo_lightning.records import PER_TOKEN, Problem, Rollouts, Verdict
 from ssgrpo_lightning.segmenters import Segmenter
 from ssgrpo_lightning.verifiers import Verifier
 
@@ -79,14 +78,16 @@ def collect(
     sampling: Sampling,
     seed: int,
     policy_step: int,
+    replica: int = 0,
 ) -> Rollouts:
     """Sample a group of rollouts per problem, verify them and cut them into steps.
 
     The noise of a rollout depends on (seed, policy_step, problem, replica) alone; a problem that
-    stands twice in the batch makes two groups with noise of their own.
+    stands twice in the batch makes two groups with noise of their own. Replicas count from
+    `replica`, so that another call in the same update can draw others.
     """
     prompts = [policy.codec.encode(p) for p in problems]
-    keys, seen = [], dict.fromkeys((p.id for p in problems), 0)
+    keys, seen = [], dict.fromkeys((p.id for p in problems), replica)
     for problem in problems:
         first = seen[problem.id]
         keys += [(seed, policy_step, problem.id, first + k) for k in range(group_size)]
@@ -110,6 +111,7 @@ def collect(
         texts=texts,
         pad_id=policy.codec.pad_id,
         policy_step=policy_step,
+        temperature=sampling.temperature or 1.0,
     )
 
 
@@ -123,6 +125,7 @@ def assemble(
     texts: Sequence[str],
     pad_id: int,
     policy_step: int,
+    temperature: float = 1.0,
 ) -> Rollouts:
     """Lay prompts and completions side by side: prompts end, completions begin in one column."""
     device, new = samples.tokens.device, samples.tokens.shape[1]
@@ -147,7 +150,55 @@ def assemble(
         texts=tuple(texts),
         reasons=tuple(v.reason for v in verdicts),
         policy_step=policy_step,
+        parts=_parts([v.parts for v in verdicts], device),
+        temperature=temperature,
     )
+
+
+def _parts(
+    parts: Sequence[tuple[float | None, ...]], device: torch.device
+) -> Float[Tensor, "rollout part"] | None:
+    """Partial rewards as a table, NaN where there is none; None where no reward has parts."""
+    width, nan = max(map(len, parts), default=0), float("nan")
+    if not width:
+        return None
+    rows = [[nan if x is None else x for x in row] + [nan] * (width - len(row)) for row in parts]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def join(parts: Sequence[Rollouts]) -> Rollouts:
+    """Rollouts of one update one after the other; groups are numbered on from part to part."""
+    starts = [_prompt_width(part) for part in parts]
+    left = max(starts)
+    right = max(part.tokens.shape[1] - start for part, start in zip(parts, starts))
+    width = max(0 if part.parts is None else part.parts.shape[1] for part in parts)
+    if width:  # where no verdict was reached at all, none had parts
+        nan = float("nan")
+        parts = [
+            replace(p, parts=p.rewards.new_full((len(p), width), nan)) if p.parts is None else p
+            for p in parts
+        ]
+    joined, groups = {}, 0
+    for f in fields(Rollouts):
+        values = [getattr(part, f.name) for part in parts]
+        if f.name in PER_TOKEN and values[0] is not None:
+            blank = -1 if f.name == "step" else 0
+            sides = [(left - s, right - (v.shape[1] - s)) for v, s in zip(values, starts)]
+            values = [pad(v, side, value=blank) for v, side in zip(values, sides)]
+        if isinstance(values[0], Tensor):
+            joined[f.name] = torch.cat(values)
+        elif isinstance(values[0], tuple):
+            joined[f.name] = sum(values, ())
+    offset = []
+    for part in parts:
+        offset.append(part.group + groups)
+        groups += int(part.group.max()) + 1
+    return replace(parts[0], **{**joined, "group": torch.cat(offset)})
+
+
+def _prompt_width(rollouts: Rollouts) -> int:
+    """Columns up to the end of the prompts, which all end in one column."""
+    return int((rollouts.attended & ~rollouts.sampled).any(0).nonzero()[-1]) + 1
 
 
 @dataclass(frozen=True)
@@ -265,86 +316,3 @@ def step_texts(rollouts: Rollouts, policy: Policy, row: int) -> list[str]:
     for piece, step in zip(pieces, rollouts.step[row][mask].tolist()):
         texts[step] += piece
     return texts
-
-
-def to_rows(rollouts: Rollouts) -> list[dict]:
-    """One JSON-ready mapping per rollout, with all that `from_rows` needs."""
-    rows = []
-    for i in range(len(rollouts)):
-        mask, given = rollouts.sampled[i], rollouts.attended[i] & ~rollouts.sampled[i]
-        reward = float(rollouts.rewards[i])
-        rows.append(
-            {
-                "group": int(rollouts.group[i]),
-                "problem": asdict(rollouts.problems[i]),
-                "text": rollouts.texts[i],
-                "reward": None if reward != reward else reward,
-                "reason": rollouts.reasons[i],
-                "truncated": bool(rollouts.truncated[i]),
-                "policy_step": rollouts.policy_step,
-                "prompt_ids": rollouts.tokens[i][given].tolist(),
-                "completion_ids": rollouts.tokens[i][mask].tolist(),
-                "step": rollouts.step[i][mask].tolist(),
-                "logprobs": [round(x, 6) for x in rollouts.logprobs[i][mask].tolist()],
-                "entropy": [round(x, 6) for x in rollouts.entropy[i][mask].tolist()],
-            }
-        )
-    return rows
-
-
-def from_rows(rows: Sequence[dict]) -> Rollouts:
-    """Rollouts from the mappings of `to_rows`; groups keep their numbers."""
-
-    def padded(field: str, dtype: torch.dtype) -> Tensor:
-        width = max(len(row[field]) for row in rows)
-        return torch.tensor([r[field] + [0] * (width - len(r[field])) for r in rows], dtype=dtype)
-
-    samples = Samples(
-        tokens=padded("completion_ids", torch.long),
-        lengths=torch.tensor([len(row["completion_ids"]) for row in rows]),
-        logprobs=padded("logprobs", torch.float32),
-        entropy=padded("entropy", torch.float32),
-        truncated=torch.tensor([row["truncated"] for row in rows]),
-    )
-    return assemble(
-        prompts=[row["prompt_ids"] for row in rows],
-        samples=samples,
-        steps=[row["step"] for row in rows],
-        verdicts=[Verdict(row["reward"], row["reason"]) for row in rows],
-        group=[row["group"] for row in rows],
-        problems=[_problem(row["problem"]) for row in rows],
-        texts=[row["text"] for row in rows],
-        pad_id=0,
-        policy_step=max(row["policy_step"] for row in rows),
-    )
-
-
-def _problem(row: dict) -> Problem:
-    prompt = row["prompt"]
-    return Problem(row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"])
-
-
-def read_rows(path: Path) -> Iterable[dict]:
-    """Rows of a JSON-lines file of rollouts.
-
-    Raises:
-        ValueError: The file is missing, empty or a line is no rollout.
-    """
-    if not path.is_file():
-        raise ValueError(
-            f"rollouts are read from {str(path)!r}, which is no file: write it with "
-            "`python train.py predict --config …`"
-        )
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "group": int(row["group"]), "step": list(row["step"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{number} is no stored rollout ({error!r}): write the file anew with "
-                "`python train.py predict --config …`"
-            ) from error
-    if not rows:
-        raise ValueError(f"{path} holds no rollouts: write it with `python train.py predict`")
-    return rows

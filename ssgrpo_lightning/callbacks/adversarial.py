@@ -69,7 +69,7 @@ class Adversarial(L.Callback):
         """The metrics; those are left out for which there was no success to change."""
         data = module.datamodule
         held_out = list(data.problems["validation"][: self.problems])
-        rollouts = module.collect(held_out, data.group_size, module.policy.sampling)
+        rollouts = module.collect(held_out, data.group_size, module.sampling)
         asked: dict[str, Intervention] = {
             f"probe/skill_{type(c).__name__}": c for c in self.corruptions
         }

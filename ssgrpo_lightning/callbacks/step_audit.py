@@ -37,7 +37,7 @@ class StepAudit(L.Callback):
         assert isinstance(pl_module, SSGRPO)
         data, sampling, policy = (
             pl_module.datamodule,
-            pl_module.policy.sampling,
+            pl_module.sampling,
             pl_module.policy.policy,
         )
         assert policy is not None

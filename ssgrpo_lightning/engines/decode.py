@@ -21,6 +21,7 @@ from transformers.masking_utils import eager_mask
 
 from ssgrpo_lightning.engines.cache import ReservedLayer, reserved_cache
 from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
+from ssgrpo_lightning.engines.stopping import StopStrings
 from ssgrpo_lightning.layout import SHARED_ATTENTION
 from ssgrpo_lightning.policy import Policy
 
@@ -154,6 +155,7 @@ class _Decode:
         self.noise = noise.to(self.device)
         self.eos = torch.tensor(sorted(policy.eos_ids), device=self.device, dtype=torch.long)
         self.warpers = _warpers(sampling)
+        self.stops = StopStrings(policy.codec, sampling.stop) if sampling.stop else None
         self.tokens = torch.full((rows, new), policy.codec.pad_id, device=self.device)
         self.lengths = torch.full((rows,), new, device=self.device)
         self.logprobs = torch.zeros(rows, new, device=self.device)
@@ -218,6 +220,8 @@ class _Decode:
         self.logprobs[self.rows, t] = logprobs[self.branch, chosen]
         self.entropy[self.rows, t] = torch.special.entr(probabilities).sum(-1)[self.branch]
         ends = torch.isin(chosen, self.eos)
+        if self.stops is not None and len(self.rows):
+            ends |= self.stops.said(self.tokens[self.rows, : t + 1])
         if bool(ends.any()):
             ended, goes_on = self.rows[ends], ~ends
             self.lengths[ended] = t + 1

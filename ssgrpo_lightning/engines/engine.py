@@ -25,6 +25,9 @@ class Sampling:
     """Draw from this many most likely tokens only; None: all. Not in training."""
     top_p: float | None = None
     """Draw from the most likely tokens that hold this probability; None: all. Not in training."""
+    stop: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these strings in its text. It keeps
+    the string, and is not truncated."""
 
     def __post_init__(self) -> None:
         rules = {
@@ -32,6 +35,7 @@ class Sampling:
             "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
             "top_k": (self.top_k is None or self.top_k >= 1, "at least 1, or null for all tokens"),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "in (0, 1], or null for all"),
+            "stop": (all(self.stop), "strings of at least one character"),
         }
         for field, (holds, rule) in rules.items():
             if not holds:
@@ -57,7 +61,7 @@ class Samples:
         lengths: Sampled tokens of each completion.
         logprobs: Log-probability in nats of each token under the distribution it was drawn from.
         entropy: Entropy in nats of that distribution.
-        truncated: True where the budget ran out before an end token.
+        truncated: True where the budget ran out before an end token or stop string.
     """
 
     tokens: Int[Tensor, "rollout new"]

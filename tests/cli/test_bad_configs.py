@@ -43,6 +43,19 @@ def refused(capsys, root, *args) -> str:
         (["--model.policy.model.quantize=nf4"], ["quantize is 'nf4'", "bitsandbytes"]),
         (["--model.policy.lora={rank: 0}"], ["policy.lora.rank is 0", "at least 1"]),
         (["--model.policy.beta=-1"], ["policy.beta is -1.0", "at least 0"]),
+        (
+            ["--model.policy.beta_control={class_path: AdaptiveBeta, init_args: {target: 0.1}}"],
+            ["policy.beta is 0", "AdaptiveBeta", "0.01"],
+        ),
+        (
+            ["--model.policy.beta=0.1", "--model.policy.reference=AdapterOff"],
+            ["policy.reference is AdapterOff", "FrozenCopy"],
+        ),
+        (
+            ["--model.policy.correction={class_path: TokenMasked, init_args: {cap: 1}}"],
+            ["TokenMasked has floor 0.0 and cap 1", "0 <= floor < 1 < cap"],
+        ),
+        (["--model.policy.top_entropy=20"], ["policy.top_entropy is 20", "(0, 1]"]),
         (["--model.credit=Nonsense"], ["Nonsense"]),
         (["--model.muu=3"], ["muu"]),
         (["--model.inner_epochs=0"], ["model.inner_epochs is 0", "at least 1"]),

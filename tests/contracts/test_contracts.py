@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssgrpo_lightning.advantages import Advantage, PassAtK
 from ssgrpo_lightning.baselines import ExactSteps, GroupStatistics
 from ssgrpo_lightning.controls import RandomWeights, ShuffledWeights
 from ssgrpo_lightning.credit import (
@@ -22,6 +23,7 @@ from ssgrpo_lightning.credit import (
     Weighting,
     outcome_scores,
 )
+from ssgrpo_lightning.curriculum import Curriculum, PassRates
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import (
@@ -38,10 +40,12 @@ from ssgrpo_lightning.monte_carlo import MonteCarlo
 from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
-from ssgrpo_lightning.records import Problem, StepScores
+from ssgrpo_lightning.records import Outcomes, Problem, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
+from ssgrpo_lightning.shaping import Shaping, SoftOverlong
 from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
+from ssgrpo_lightning.temperature import Temperature
 from ssgrpo_lightning.tiny_prm import classifier
 from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
 
@@ -58,6 +62,8 @@ ARGUMENTS = {
     Noisy: {"verifier": FinalNumber(), "flip": 0.0},
     MonteCarlo: {"repeats": 2, "mixed_only": False},
     TokenClassifierPRM: {"name": PRM.name},
+    PassAtK: {"k": 3},
+    SoftOverlong: {"max_tokens": 6, "buffer": 4},
     SeparatorPRM: {"name": TINY_POLICY, "separator": "<eos>", "good": "+", "bad": "-"},
 }
 
@@ -99,6 +105,103 @@ def test_segmenter_covers_every_token_once(member):
         assert len(steps) == len(pieces)
         assert all(s - b in (0, 1) for b, s in zip([0, *steps], steps, strict=False))
         assert steps[:1] in ([], [0])
+
+
+# --- advantages -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outcomes():
+    """Mixed; without one verdict; all alike; all alike but for penalties; one verdict; none."""
+    rewards = torch.tensor(
+        [[1, 0, 0, 0.5], [1, NAN, 0, 1], [0.35] * 4, [1] * 4, [NAN, NAN, 1, NAN], [NAN] * 4]
+    ).flatten()
+    penalties = torch.zeros(24)
+    penalties[13:16] = 0.25
+    generator = torch.Generator().manual_seed(0)
+    parts = rewards[:, None].expand(24, 2).clone()
+    parts[4:8, 1] = torch.rand(4, generator=generator)
+    parts[parts[:, 0].isnan()] = NAN
+    group = torch.arange(6).repeat_interleave(4)
+    return Outcomes(rewards - penalties, rewards, group, torch.tensor([1, 2, 2, 1] * 6), parts)
+
+
+@each(Advantage)
+def test_advantage_is_zero_without_a_verdict_and_in_dead_groups(member, outcomes):
+    advantages = build(member)(outcomes)
+    assert advantages.isfinite().all() and advantages.abs().max() < 10
+    assert (advantages[outcomes.returns.isnan()] == 0).all()
+    assert (advantages[8:12] == 0).all() and (advantages[16:] == 0).all()
+    assert advantages[0] > 0 and advantages[0] > advantages[3] >= advantages[1]
+    assert advantages[12] > advantages[13]  # the penalty
+
+
+@each(Advantage)
+def test_advantage_knows_groups_by_number_and_no_order(member, outcomes):
+    advantage, order = build(member), torch.randperm(24, generator=torch.Generator().manual_seed(1))
+
+    def changed(rows, group=outcomes.group):
+        parts = outcomes.parts[rows]
+        fields = (outcomes.returns, outcomes.rewards, group, outcomes.copies)
+        return Outcomes(*(x[rows] for x in fields), parts)
+
+    plain = advantage(outcomes)
+    torch.testing.assert_close(advantage(changed(order)), plain[order])
+    renamed = advantage(changed(order, torch.tensor([7, 3, 0, 1, 9, 4])[outcomes.group]))
+    torch.testing.assert_close(renamed, plain[order])
+
+
+@each(Advantage)
+def test_a_rollout_without_a_return_leaves_the_statistics(member, outcomes):
+    known = (~outcomes.returns.isnan()).nonzero()[:, 0]
+    fields = (outcomes.returns, outcomes.rewards, outcomes.group, outcomes.copies)
+    without = Outcomes(*(x[known] for x in fields), outcomes.parts[known])
+    torch.testing.assert_close(build(member)(without), build(member)(outcomes)[known])
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+@each(Shaping)
+def test_shaping_adds_to_what_is_there_and_leaves_the_reward_alone(member, eight):
+    shape = build(member)
+    before = replace(
+        eight,
+        penalties=torch.full((8,), 0.25),
+        masked=torch.arange(8) == 0,
+        truncated=torch.arange(8) % 2 == 1,
+    )
+    after = shape(before)
+    torch.testing.assert_close(after.rewards, before.rewards, equal_nan=True)
+    assert after.masked[0] and (after.penalties.nan_to_num(9) >= 0.25).all()
+    bare = shape(replace(before, penalties=None, masked=None))
+    if bare.penalties is not None:
+        torch.testing.assert_close(bare.penalties + 0.25, after.penalties, equal_nan=True)
+    order = torch.tensor([2, 0, 3, 1, 7, 5, 4, 6])
+    moved = shape(before.select(order))
+    torch.testing.assert_close(moved.returns, after.returns[order], equal_nan=True)
+    assert torch.equal(moved.masked, after.masked[order])
+
+
+@each(Curriculum)
+def test_curriculum_fills_the_batch_with_different_problems_whatever_is_known(member):
+    curriculum, due = build(member), [7, 1, 4, 2]
+    known = PassRates.unknown(9)
+    for rates in ([NAN] * 9, [0.0] * 9, [1.0] * 9, [0.5] * 9, [0.1 * i for i in range(9)]):
+        for _ in range(3):
+            known = curriculum.follow(known, list(range(9)), rates)
+        picks = [curriculum.pick(due, known, torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+        assert picks[0] == picks[1]
+        assert all(len(set(p)) == len(p) == 4 and set(p) <= set(range(9)) for p in picks)
+
+
+@each(Temperature)
+def test_temperature_stays_positive_and_needs_no_past(member):
+    temperature = build(member)
+    now = temperature(1.0, 0)
+    for update in range(1, 200):
+        now = temperature(1.0, update, now, 1.0 if update % 3 else 0.0)
+        assert 0 < now < 10
 
 
 # --- credit rules -------------------------------------------------------------------------------
@@ -477,8 +580,12 @@ def test_surrogate_on_policy_pulls_with_the_advantage(member):
     logprobs = torch.randn(2, 5, requires_grad=True)
     advantages = torch.randn(2, 5)
     advantages[0, 0] = 0
-    build(member)(logprobs, logprobs.detach(), advantages).sum().backward()
-    torch.testing.assert_close(logprobs.grad, -advantages)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    surrogate = build(member)
+    surrogate(logprobs, logprobs.detach(), advantages, mask).sum().backward()
+    even = advantages.mean(1, keepdim=True).expand(2, 5)
+    pull = advantages if surrogate.keeps_credit else even
+    torch.testing.assert_close(logprobs.grad, -pull)
 
 
 @each(Reduction)

@@ -205,3 +205,55 @@ def test_completions_are_judged_while_others_are_still_sampled(policy, task, mon
     assert whole.texts == parts.texts and whole.tokens.equal(parts.tokens)
     torch.testing.assert_close(whole.logprobs, parts.logprobs, atol=1e-4, rtol=0)
     assert torch.is_inference_mode_enabled() is False and policy.training
+
+
+@pytest.mark.parametrize("stop", ["\n", "#", "=1", "5-", "\n\n never"])
+def test_a_stop_string_ends_a_completion_where_its_text_first_holds_it(policy, prompts, stop):
+    free = generate(policy, prompts, repeats=3)
+    cut = generate(policy, prompts, repeats=3, sampling=Sampling(48, stop=(stop,)))
+    for row in range(len(free.lengths)):
+        ids = free.tokens[row, : free.lengths[row]].tolist()
+        texts = [policy.codec.decode(ids[: n + 1]) for n in range(len(ids))]
+        expected = next((n + 1 for n, text in enumerate(texts) if stop in text), len(ids))
+        length = int(cut.lengths[row])
+        assert length == expected and cut.tokens[row, :length].tolist() == ids[:expected]
+        ended = expected < len(ids) or stop in texts[-1]
+        assert bool(cut.truncated[row]) is (bool(free.truncated[row]) and not ended)
+    torch.testing.assert_close(
+        cut.logprobs[:, 0], free.logprobs[:, 0]
+    )  # and the tokens before it are those drawn without
+
+
+def test_a_stop_string_within_a_token_is_found_and_costs_little(policy):
+    from ssgrpo_lightning.engines.stopping import StopStrings
+
+    class Words(Codec):
+        def __init__(self):
+            self.words, self.decoded = ["a b", "\n", "x\n\ny", "Ans", "wer: ", "\ufffd"], 0
+
+        def pieces(self, ids):
+            return [self.words[i].strip(" ") for i in ids]
+
+        def decode(self, ids):
+            self.decoded += 1
+            return "".join(self.words[i] for i in ids)
+
+    words = Words()
+    lines = StopStrings(words, ["\n\n"])
+    assert lines.said(torch.tensor([[0, 2], [1, 1], [1, 0], [0, 3]])).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert words.decoded == 2  # only where a line ended
+    # A lone token may have lost the space that the string ends with.
+    assert StopStrings(words, ["Answer: "]).said(torch.tensor([[3, 4], [3, 0]])).tolist() == [
+        True,
+        False,
+    ]
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ValueError, match="Sampling.stop .* at least one character"):
+        Sampling(stop=("",))

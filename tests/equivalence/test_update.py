@@ -153,8 +153,8 @@ def test_no_usable_token_means_no_step_and_no_weight_decay(tmp_path):
 def test_kl_holds_the_policy_and_beta_zero_loads_no_reference(tmp_path):
     free = fit(tmp_path / "a", SGD, "--model.policy.beta=0")
     held = fit(tmp_path / "b", SGD, "--model.policy.beta=0.5")
-    assert free.policy.reference is None and held.policy.reference is not None
-    own = [n for n, _ in held.policy.named_parameters() if not n.startswith("reference")]
+    assert free.policy.anchor.copy is None and held.policy.anchor.copy is not None
+    own = [n for n, _ in held.policy.named_parameters() if not n.startswith("anchor")]
     difference = [
         not torch.equal(
             dict(held.policy.named_parameters())[n], dict(free.policy.named_parameters())[n]
@@ -162,7 +162,7 @@ def test_kl_holds_the_policy_and_beta_zero_loads_no_reference(tmp_path):
         for n in own
     ]
     assert any(difference)
-    assert torch.equal(weights(held.policy.reference), weights(held.policy.model.load()))
+    assert torch.equal(weights(held.policy.anchor.copy), weights(held.policy.model.load()))
 
 
 def test_minibatches_make_several_steps_and_change_the_result(tmp_path):

@@ -1,69 +1,13 @@
-"""Policy losses, as two swap points that combine freely.
-
-A surrogate says what a token's loss is, a reduction how tokens become one number.
-"""
+"""How the losses of tokens become one number. One abstract class, then its members."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from ssgrpo_lightning.functional import clipped_surrogate
-
-PerToken = Float[Tensor, "rollout token"]
-TokenMask = Bool[Tensor, "rollout token"]
-
-
-class Surrogate(ABC):
-    """Loss of each token, given its advantage."""
-
-    @abstractmethod
-    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken) -> PerToken:
-        """Loss per token; `old` are the log-probabilities before the update."""
-
-    def watch(
-        self, logprobs: PerToken, old: PerToken, advantages: PerToken
-    ) -> dict[str, Bool[Tensor, "rollout token"]]:
-        """Tokens to count for the log, by metric name."""
-        return {}
-
-
-@dataclass(frozen=True)
-class ClippedSurrogate(Surrogate):
-    """PPO's clipped surrogate (1707.06347, eq. 7), with DAPO's separate clips (2503.14476, eq. 10).
-
-    On-policy the loss *value* is about 0 whatever is learnt: the ratio is 1 and advantages sum to
-    about nothing. Only its gradient tells.
-    """
-
-    clip_low: float = 0.2
-    """The ratio stops pulling below 1 minus this."""
-    clip_high: float = 0.2
-    """The ratio stops pushing above 1 plus this."""
-
-    def __post_init__(self) -> None:
-        if not (0 < self.clip_low < 1 and self.clip_high > 0):
-            raise ValueError(
-                f"ClippedSurrogate has clip_low {self.clip_low} and clip_high {self.clip_high}, "
-                "must be 0 < clip_low < 1 and clip_high > 0: 0.2 for both is usual"
-            )
-
-    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken) -> PerToken:
-        return clipped_surrogate(logprobs, old, advantages, self.clip_low, self.clip_high)
-
-    def watch(
-        self, logprobs: PerToken, old: PerToken, advantages: PerToken
-    ) -> dict[str, Bool[Tensor, "rollout token"]]:
-        ratio = (logprobs - old).exp()
-        low = (ratio < 1 - self.clip_low) & (advantages < 0)
-        high = (ratio > 1 + self.clip_high) & (advantages > 0)
-        return {
-            "clip_ratio/low_mean": low,
-            "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low | high,
-        }
+from ssgrpo_lightning.functional.shapes import PerToken, TokenMask
 
 
 class Reduction(ABC):
@@ -114,7 +58,7 @@ class DrGrpo(Reduction):
     """Sum over tokens by a constant, mean over rollouts. Dr. GRPO (2503.20783) section 3.2.
 
     No rollout's length changes the weight of its tokens. Dr. GRPO also leaves the deviation out:
-    set ``scale_rewards: none``.
+    set ``advantage: {class_path: GroupRelative, init_args: {scale: none}}``.
     """
 
     max_tokens: int
@@ -129,6 +73,20 @@ class DrGrpo(Reduction):
 
     def weigh(self, mask: TokenMask) -> PerToken:
         return mask / float(self.max_tokens)
+
+    def count(self, mask: TokenMask) -> Float[Tensor, ""]:
+        return _rollouts(mask)
+
+
+@dataclass(frozen=True)
+class Luspo(Reduction):
+    """Sum over the tokens of each rollout, mean over rollouts. LUSPO (2602.05261).
+
+    With `Gspo` it is the paper's loss: that of a rollout times its length.
+    """
+
+    def weigh(self, mask: TokenMask) -> PerToken:
+        return mask.float()
 
     def count(self, mask: TokenMask) -> Float[Tensor, ""]:
         return _rollouts(mask)
