@@ -61,8 +61,7 @@ class PolicyModule(L.LightningModule):
         kl: Where the KL acts, and how it is estimated.
         reference: What the KL holds the policy to.
         micro_batch: Most rollouts of one forward and backward pass.
-        micro_batch_tokens: Most tokens of one pass, prompts and padding included; a longer rollout
-            goes alone. Null: the number of rollouts only.
+        micro_batch_tokens: Most tokens of one pass; a longer rollout goes alone. Null: any.
         layout: How a micro-batch is laid out for the decoder.
         lora: Adapter to train instead of the weights; null: train the weights.
         max_grad_norm: Gradients are clipped to this global norm; null: never.
