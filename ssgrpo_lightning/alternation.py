@@ -27,6 +27,7 @@ from ssgrpo_lightning.functional import counted_generator, spread_steps
 from ssgrpo_lightning.gating import FixedGate, Gate, Watch
 from ssgrpo_lightning.interventions import Intervened
 from ssgrpo_lightning.policy_module import PolicyModule
+from ssgrpo_lightning.policy_settings import check_prompts
 from ssgrpo_lightning.probing import Probe, note_skill, step_skill
 from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.reporting import log_row, prediction_rows, update_row
@@ -283,7 +284,7 @@ class SSGRPO(Evaluation):
                 "samples its rollouts; stored ones fit an EstimatorModule alone"
             )
         parallel.refuse_unsupported(self)
-        self.policy.check({k: list(v) for k, v in self.datamodule.problems.items()})
+        check_prompts(self.policy, self.datamodule.problems)
 
     def configure_model(self) -> None:
         # Lightning calls the hooks of the root only.
@@ -300,6 +301,10 @@ class SSGRPO(Evaluation):
                     f"model.warmup_updates is {self.warmup_updates}, but "
                     f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
                 )
+
+    def teardown(self, stage: str) -> None:
+        if self.policy.policy is not None:
+            self.engine.close(self.policy.policy)
 
     def configure_optimizers(self) -> Any:
         found = [self.policy.configure_optimizers()]

@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test`` and ``predict`` from YAML."""
+"""The command line: ``fit``, ``validate``, ``test``, ``predict`` and ``audit`` from YAML."""
 
 import logging
 import sys
@@ -19,6 +19,7 @@ from ssgrpo_lightning import (  # noqa: F401
     controls,
     critic,
     monte_carlo,
+    outcome_rewards,
     process_rewards,
 )
 from ssgrpo_lightning.alternation import SSGRPO
@@ -28,9 +29,11 @@ from ssgrpo_lightning.callbacks import (
     PredictionWriter,
     RolloutLog,
     RunConfig,
+    VerifierWatch,
     WandbRun,
     WeightEntropy,
 )
+from ssgrpo_lightning.trainer import Trainer
 
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -65,8 +68,14 @@ class SSGRPOCLI(LightningCLI):
         parser.add_lightning_class_args(WeightEntropy, "weight_entropy")
         parser.add_lightning_class_args(RolloutLog, "rollout_log")
         parser.add_lightning_class_args(Adversarial, "adversarial")
+        parser.add_lightning_class_args(VerifierWatch, "verifier_watch")
         parser.add_lightning_class_args(WandbRun, "wandb_run")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's, and the audit of a verifier."""
+        return {**LightningCLI.subcommands(), "audit": {"model", "datamodule"}}
 
     def instantiate_classes(self) -> None:
         try:
@@ -162,6 +171,7 @@ def main(args: list[str] | None = None) -> SSGRPOCLI:
         L.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
+        trainer_class=Trainer,
         save_config_callback=RunConfig,
         trainer_defaults=TRAINER_DEFAULTS,
         auto_configure_optimizers=False,

@@ -9,10 +9,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from ssgrpo_lightning.curriculum import Curriculum, PassRates, Uniform
 from ssgrpo_lightning.functional import counted_generator
+from ssgrpo_lightning.leaks import LeakCheck
 from ssgrpo_lightning.records import Problem, Rollouts, ScoredRollouts
 from ssgrpo_lightning.rollouts import Judge
 from ssgrpo_lightning.segmenters import ByLine, Segmenter
@@ -92,6 +94,7 @@ class RolloutDataModule(L.LightningDataModule):
         predict_split: Split whose problems ``predict`` samples groups for.
         predict_problems: Number of those problems; null: all.
         curriculum: Which problems come next, by how often each was solved so far.
+        leak_check: What is done about held-out problems that nearly stand in training.
         seed: Seed of the order of problems.
     """
 
@@ -107,6 +110,7 @@ class RolloutDataModule(L.LightningDataModule):
         predict_split: Split = "train",
         predict_problems: int | None = 256,
         curriculum: Curriculum = Uniform(),
+        leak_check: LeakCheck = LeakCheck(),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -117,6 +121,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.validation_batch = validation_batch
         self.predict_split: Split = predict_split
         self.predict_problems = predict_problems
+        self.leak_check = leak_check
         self.seed = seed
         self.buffer: deque[ScoredRollouts] = deque()
         self.problems: dict[Split, Sequence[Problem]] = {}
@@ -133,6 +138,7 @@ class RolloutDataModule(L.LightningDataModule):
         for split in splits[stage]:
             if split not in self.problems:
                 self.problems[split] = self.task.problems(split)
+                self._check_leaks(split)
         wanted = self.rollouts_per_update // self.group_size
         if stage == "fit" and len(self.problems["train"]) < wanted:
             raise ValueError(
@@ -190,6 +196,13 @@ class RolloutDataModule(L.LightningDataModule):
     def _ranks(self) -> tuple[int, int]:
         trainer = self.trainer
         return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+
+    def _check_leaks(self, split: Split) -> None:
+        """Compare a held-out split with the training problems, and say what came of it."""
+        if split != "train" and self.leak_check.action != "skip":
+            if "train" not in self.problems:
+                self.problems["train"] = self.task.problems("train")
+            rank_zero_info(self.leak_check(split, self.problems[split], self.problems["train"]))
 
     def store(self, batch: ScoredRollouts, keep: int) -> None:
         """Add the groups of an update to the buffer; the oldest beyond `keep` updates leave it."""

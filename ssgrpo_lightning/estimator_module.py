@@ -19,9 +19,9 @@ from ssgrpo_lightning.credit import outcome_scores
 from ssgrpo_lightning.estimators import CausalSteps, Estimator
 from ssgrpo_lightning.metrics import last_value, ranking_accuracy
 from ssgrpo_lightning.objectives import NoisyAnd, Objective
-from ssgrpo_lightning.policy_module import with_schedule
 from ssgrpo_lightning.records import Rollouts, ScoredRollouts, StepScores
 from ssgrpo_lightning.rollouts import whole_groups
+from ssgrpo_lightning.schedules import with_schedule
 
 SKILL_MEMORY = 0.9
 

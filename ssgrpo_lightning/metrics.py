@@ -153,6 +153,8 @@ def rollout_sums(rollouts: Rollouts) -> Sums:
         "shaping/penalty": mean_of(penalties),
         "shaping/masked": mean_of(masked),
         "verifier/none_frac": mean_of(~known),
+        "verifier/killed_frac": mean_of(torch.tensor([v.killed for v in rollouts.verdicts])),
+        "timing/verdict": mean_of(torch.tensor([v.seconds for v in rollouts.verdicts])),
         "entropy": mean_of(rollouts.entropy, rollouts.sampled),
         "completions/mean_length": mean_of(lengths),
         "completions/mean_terminated_length": mean_of(lengths, ~truncated),

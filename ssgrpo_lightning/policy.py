@@ -49,19 +49,6 @@ class Pretrained:
                 "pip install 'ssgrpo-lightning[qlora]', or set it to null"
             )
 
-    def check(self, layout: Layout, lora: Lora | None) -> None:
-        """Refuse, before weights load, what cannot be trained together.
-
-        Raises:
-            ValueError: The layout needs other attention, or quantised weights an adapter.
-        """
-        layout.check(self.attention)
-        if self.quantize is not None and lora is None:
-            raise ValueError(
-                f"policy.model.quantize is {self.quantize!r} and policy.lora null: quantised "
-                "weights cannot be trained; set policy.lora to {rank: 16}"
-            )
-
     def source(self) -> dict[str, Any]:
         """Arguments with which transformers' ``from_pretrained`` finds the files."""
         name = self.name

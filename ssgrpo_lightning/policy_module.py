@@ -1,7 +1,7 @@
 """The policy as a LightningModule: its network, its loss, its optimiser. Knows no rank."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,9 +29,11 @@ from ssgrpo_lightning.losses import (
     Surrogate,
 )
 from ssgrpo_lightning.policy import Policy, Pretrained
-from ssgrpo_lightning.records import CreditedRollouts, Problem, Rollouts
+from ssgrpo_lightning.policy_settings import check_settings
+from ssgrpo_lightning.records import CreditedRollouts, Rollouts
 from ssgrpo_lightning.references import Anchor, FrozenCopy, Reference
 from ssgrpo_lightning.rollouts import Rows
+from ssgrpo_lightning.schedules import with_schedule
 
 RATIO = "sampling/importance_sampling_ratio"
 
@@ -99,43 +101,9 @@ class PolicyModule(L.LightningModule):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        rules = {
-            "beta": (beta, beta >= 0, "at least 0; 0 loads no reference"),
-            "entropy_bonus": (entropy_bonus, entropy_bonus >= 0, "at least 0; 0 for none"),
-            "top_entropy": (top_entropy, 0 < top_entropy <= 1, "in (0, 1]; 1 for all tokens"),
-            "micro_batch": (micro_batch, micro_batch >= 1, "at least 1"),
-            "micro_batch_tokens": (
-                micro_batch_tokens,
-                micro_batch_tokens is None or micro_batch_tokens >= 1,
-                "at least 1, or null to count rollouts only",
-            ),
-            "head_chunk": (head_chunk, head_chunk >= 1, "at least 1; 1024 is usual"),
-            "max_prompt_tokens": (max_prompt_tokens, max_prompt_tokens >= 1, "at least 1"),
-            "max_grad_norm": (
-                max_grad_norm,
-                max_grad_norm is None or max_grad_norm > 0,
-                "greater than 0, or null for no clipping",
-            ),
-            "sampling.temperature": (
-                sampling.temperature,
-                sampling.temperature > 0,
-                "greater than 0 in training: greedy rollouts of a group are all the same",
-            ),
-        }
-        for field, (value, holds, rule) in rules.items():
-            if not holds:
-                raise ValueError(f"policy.{field} is {value}, must be {rule}")
-        if sampling.truncates_support:
-            raise ValueError(
-                f"policy.sampling has top_k {sampling.top_k} and top_p {sampling.top_p}, must be "
-                "null in training: the loss would count tokens that could not be drawn; set them "
-                "in policy.evaluation, or lower policy.sampling.temperature"
-            )
-        model.check(layout, lora)
         self.automatic_optimization = False
         self.model, self.sampling = model, sampling
         self.anchor = Anchor(beta, beta_control, kl, reference)
-        self.anchor.check(adapter=lora is not None)
         self.correction = correction
         self.entropy_bonus, self.top_entropy = entropy_bonus, top_entropy
         self.evaluation = evaluation or replace(sampling, temperature=0.0)
@@ -147,31 +115,7 @@ class PolicyModule(L.LightningModule):
         self.offload_optimizer, self.compile_policy = offload_optimizer, compile
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.policy: Policy | None = None
-
-    def check(self, problems: dict[str, list[Problem]]) -> None:
-        """Check tokenizer and prompts, in seconds, before any weights load.
-
-        Raises:
-            ValueError: A prompt is empty or over the limit, or the model's context is too short.
-        """
-        codec = self.model.tokenizer()
-        budget = max(self.sampling.max_new_tokens, self.evaluation.max_new_tokens)
-        positions = self.model.max_positions()
-        for split, of_split in problems.items():
-            for problem in of_split:
-                length = len(codec.encode(problem))
-                if not 1 <= length <= self.max_prompt_tokens:
-                    raise ValueError(
-                        f"the prompt of {split} problem {problem.id} has {length} tokens, must be "
-                        f"1 to policy.max_prompt_tokens ({self.max_prompt_tokens}): raise the "
-                        f"limit or drop the problem; it begins {str(problem.prompt)[:60]!r}"
-                    )
-                if positions is not None and length + budget > positions:
-                    raise ValueError(
-                        f"{split} problem {problem.id} has {length} prompt tokens and may grow by "
-                        f"{budget}, but {self.model.name} reads {positions}: lower "
-                        "policy.sampling.max_new_tokens"
-                    )
+        check_settings(self)
 
     def configure_model(self) -> None:
         if self.policy is None:
@@ -335,16 +279,3 @@ class PolicyModule(L.LightningModule):
             "grad_norm": means.get("grad_norm", zero),
             "beta": torch.tensor(self.anchor.beta),
         }
-
-
-def with_schedule(
-    optimizer: OptimizerCallable,
-    lr_scheduler: LRSchedulerCallable | None,
-    parameters: Iterator[torch.nn.Parameter],
-    name: str,
-) -> dict[str, Any]:
-    """Lightning's form of an optimiser with an optional schedule."""
-    built = optimizer([p for p in parameters if p.requires_grad])
-    if lr_scheduler is None:
-        return {"optimizer": built}
-    return {"optimizer": built, "lr_scheduler": {"scheduler": lr_scheduler(built), "name": name}}

@@ -18,41 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Message = dict[str, str]
+from ssgrpo_lightning.problems import Message as Message
+from ssgrpo_lightning.problems import Problem as Problem
+from ssgrpo_lightning.problems import Verdict as Verdict
+
 PER_TOKEN = {"tokens", "attended", "sampled", "step", "logprobs", "entropy", "reference"}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question with a checkable answer.
-
-    Attributes:
-        id: Number of the problem within its split; the noise of its rollouts is derived from it.
-        prompt: Text that the policy continues, or chat messages (``{"role": …, "content": …}``)
-            that the policy's chat template renders.
-        answer: Reference answer, for the verifier only.
-    """
-
-    id: int
-    prompt: str | tuple[Message, ...]
-    answer: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier says about one completion.
-
-    Attributes:
-        reward: Outcome in [0, 1], or None where no verdict could be reached. A rollout without
-            a verdict has advantage 0 and leaves the statistics of its group.
-        reason: Why, in a few words, for people.
-        parts: Rewards that `reward` was made of, where it was made of several, before weights; None
-            where a part reached no verdict. Every verdict of a run has the same parts.
-    """
-
-    reward: float | None
-    reason: str = ""
-    parts: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +43,7 @@ class Rollouts:
             same prompt twice is two groups.
         problems: Problem of each rollout.
         texts: Completion text of each rollout, without special tokens.
-        reasons: The verifier's reason for each reward, for people.
+        verdicts: What the verifier said about each rollout.
         policy_step: Number of policy updates made before these rollouts were sampled.
         penalties: What is taken off each reward before advantages are made, for length or KL;
             None: nothing; NaN: the rollout has no return. Estimators learn the reward, which stays
@@ -96,7 +66,7 @@ class Rollouts:
     group: Int[Tensor, " rollout"]
     problems: tuple[Problem, ...]
     texts: tuple[str, ...]
-    reasons: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
     policy_step: int = 0
     penalties: Float[Tensor, " rollout"] | None = None
     parts: Float[Tensor, "rollout part"] | None = None
@@ -116,6 +86,11 @@ class Rollouts:
     def steps(self) -> int:
         """Most steps of any rollout in the batch, at least 1: the size of the ``step`` axis."""
         return int(self.step.max().item()) + 1 if bool(self.sampled.any()) else 1
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The verifier's reason for each reward, for people."""
+        return tuple(verdict.reason for verdict in self.verdicts)
 
     @property
     def completion_lengths(self) -> Int[Tensor, " rollout"]:

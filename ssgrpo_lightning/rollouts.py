@@ -1,7 +1,6 @@
 """Problems to grouped rollouts: sample, verify, cut into steps, pad. Knows no Lightning."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -12,61 +11,14 @@ from torch.nn.functional import pad
 from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.functional import step_lengths
+from ssgrpo_lightning.judge import Judge as Judge
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import PER_TOKEN, Problem, Rollouts, Verdict
-from ssgrpo_lightning.segmenters import Segmenter
-from ssgrpo_lightning.verifiers import Verifier
 
 # Any number of row numbers; parts of a split differ in length.
 Rows = Int[Tensor, " _"]
 # Replicas of re-rollouts count from here, so that no rollout of `collect` has the same noise.
 RESAMPLED = 1 << 31
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Verifies completions and cuts them into steps."""
-
-    verifier: Verifier
-    segmenter: Segmenter
-
-    def verdict(self, completion: str, problem: Problem) -> Verdict:
-        """The verifier's verdict; None, with the reason, where the verifier itself failed.
-
-        Raises:
-            ValueError: The reward is outside [0, 1].
-        """
-        try:
-            verdict = self.verifier(completion, problem)
-        except Exception as error:
-            return Verdict(None, f"{type(self.verifier).__name__} failed: {error!r}")
-        if verdict.reward is not None and not 0 <= verdict.reward <= 1:
-            raise ValueError(
-                f"{type(self.verifier).__name__} gave problem {problem.id} the reward "
-                f"{verdict.reward}, must be in [0, 1] or None: scale it"
-            )
-        return verdict
-
-    def submit(self, completion: str, problem: Problem) -> "Future[Verdict]":
-        """A verdict to come: ask for its ``result()`` when all completions are submitted."""
-        future = Future()
-        future.set_result(self.verdict(completion, problem))
-        return future
-
-    def steps(self, pieces: Sequence[str]) -> list[int]:
-        """Step of every token.
-
-        Raises:
-            ValueError: The segmenter left a token out or jumped over a step.
-        """
-        steps = self.segmenter(pieces)
-        before = [0, *steps[:-1]]
-        if len(steps) != len(pieces) or any(s - b not in (0, 1) for b, s in zip(before, steps)):
-            raise ValueError(
-                f"{type(self.segmenter).__name__} gave {steps} for {len(pieces)} tokens, must give "
-                "every token a step that starts at 0 and grows by 0 or 1"
-            )
-        return steps
 
 
 def collect(
@@ -94,18 +46,18 @@ def collect(
         seen[problem.id] += group_size
     noise = uniform_noise(keys, sampling.max_new_tokens)
     owners = [problem for problem in problems for _ in range(group_size)]
-    parts, ids, texts, verdicts = [], [], [], []
+    parts, ids, texts, pending = [], [], [], []
     for part in engine.stream(policy, prompts, group_size, sampling, noise):
         new = [t[:n] for t, n in zip(part.tokens.tolist(), part.lengths.tolist())]
-        for text, problem in zip(map(policy.codec.decode, new), owners[len(ids) :]):
-            texts.append(text)
-            verdicts.append(judge.submit(text, problem))  # the next part is still to be sampled
-        parts, ids = [*parts, part], ids + new
+        said = [policy.codec.decode(i) for i in new]
+        # Verifiers that have workers are busy with these while the next part is sampled.
+        pending.append(judge.begin(said, owners[len(ids) : len(ids) + len(new)]))
+        parts, ids, texts = [*parts, part], ids + new, texts + said
     return assemble(
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
         samples=Samples.join(parts),
         steps=[judge.steps(policy.codec.pieces(i)) for i in ids],
-        verdicts=[verdict.result() for verdict in verdicts],
+        verdicts=[verdict for verdicts in pending for verdict in verdicts()],
         group=[g for g in range(len(problems)) for _ in range(group_size)],
         problems=owners,
         texts=texts,
@@ -148,7 +100,7 @@ def assemble(
         group=torch.tensor(group, dtype=torch.long, device=device),
         problems=tuple(problems),
         texts=tuple(texts),
-        reasons=tuple(v.reason for v in verdicts),
+        verdicts=tuple(verdicts),
         policy_step=policy_step,
         parts=_parts([v.parts for v in verdicts], device),
         temperature=temperature,
@@ -262,13 +214,21 @@ class Resampler:
             policy_step: Policy updates made so far.
         """
         distinct = sorted(dict.fromkeys(prefixes), key=lambda prefix: len(prefix.completion))
-        means: dict[Prefix, float] = {}
+        pending = []  # verdicts on one part are reached while the next is sampled
         for start in range(0, len(distinct), self.at_once):
             part = distinct[start : start + self.at_once]
-            means |= zip(part, self._means(part, repeats, policy_step))
+            pending.append(self._sample(part, repeats, policy_step))
+        rewards = [
+            float("nan") if verdict.reward is None else verdict.reward
+            for verdicts in pending
+            for verdict in verdicts()
+        ]
+        means = dict(zip(distinct, torch.tensor(rewards).view(-1, repeats).nanmean(1).tolist()))
         return torch.tensor([means[prefix] for prefix in prefixes])
 
-    def _means(self, part: Sequence[Prefix], repeats: int, policy_step: int) -> list[float]:
+    def _sample(
+        self, part: Sequence[Prefix], repeats: int, policy_step: int
+    ) -> Callable[[], list[Verdict]]:
         # All may grow by what the shortest may, and are then cut to what they may themselves:
         # tokens do not depend on later ones, so each is what its own budget would have given.
         room = [max(self.sampling.max_new_tokens - len(p.completion), 0) for p in part]
@@ -281,15 +241,13 @@ class Resampler:
         noise = uniform_noise(keys, sampling.max_new_tokens)
         prompts = [[*p.prompt, *p.completion] for p in part]
         samples = self.engine.generate(self.policy, prompts, repeats, sampling, noise)
-        rewards = []
+        texts = []
         for i, (ids, length) in enumerate(zip(samples.tokens.tolist(), samples.lengths.tolist())):
-            prefix, used = part[i // repeats], min(length, room[i // repeats])
-            text = self.policy.codec.decode([*prefix.completion, *ids[:used]])
-            reward = self.judge.verdict(text, prefix.problem).reward
-            rewards.append(float("nan") if reward is None else reward)
+            used = min(length, room[i // repeats])
+            texts.append(self.policy.codec.decode([*part[i // repeats].completion, *ids[:used]]))
             self.tokens += used
-        self.calls += len(rewards)
-        return torch.tensor(rewards).view(-1, repeats).nanmean(1).tolist()
+        self.calls += len(texts)
+        return self.judge.begin(texts, [p.problem for p in part for _ in range(repeats)])
 
 
 def minibatches(rollouts: Rollouts, count: int, generator: torch.Generator) -> list[Rows]:

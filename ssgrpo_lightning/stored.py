@@ -59,7 +59,7 @@ def from_rows(rows: Sequence[dict]) -> Rollouts:
         samples=samples,
         steps=[row["step"] for row in rows],
         verdicts=[
-            Verdict(row["reward"], row["reason"], tuple(row.get("parts", ()))) for row in rows
+            Verdict(row["reward"], row["reason"], parts=tuple(row.get("parts", ()))) for row in rows
         ],
         group=[row["group"] for row in rows],
         problems=[_problem(row["problem"]) for row in rows],
@@ -78,7 +78,9 @@ def _parts(rollouts: Rollouts, i: int) -> list[float | None]:
 
 def _problem(row: dict) -> Problem:
     prompt = row["prompt"]
-    return Problem(row["id"], prompt if isinstance(prompt, str) else tuple(prompt), row["answer"])
+    if not isinstance(prompt, str):
+        prompt = tuple(prompt)
+    return Problem(row["id"], prompt, row["answer"], row.get("metadata", {}))
 
 
 def read_rows(path: Path) -> Iterable[dict]:

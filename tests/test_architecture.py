@@ -12,8 +12,8 @@ PACKAGE = REPOSITORY / "ssgrpo_lightning"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
-    {"records", "functional"},
-    {"layout", "lora"},
+    {"problems", "records", "functional"},
+    {"layout", "lora", "schedules", "policy_settings"},
     {
         "tasks",
         "verifiers",
@@ -22,12 +22,13 @@ LAYERS = [
         "losses",
         "metrics",
         "interventions",
+        "leaks",
         "advantages",
         "shaping",
         "curriculum",
         "temperature",
     },
-    {"engines", "objectives", "references"},
+    {"engines", "objectives", "references", "judge", "outcome_rewards"},
     {"credit", "rollouts"},
     {"estimators", "controls", "stored", "policy_module", "gating"},
     {"data"},
@@ -37,18 +38,27 @@ LAYERS = [
     {"reporting", "probing", "evaluation", "settings", "collection"},
     {"alternation", "tiny_policy"},
     {"report"},
-    {"callbacks"},
+    {"callbacks", "trainer"},
     {"cli"},
     {"bench"},
     {"tiny_prm"},
 ]
 DOORS = {
-    "transformers": {"layout", "policy", "engines", "process_rewards", "tiny_policy", "tiny_prm"},
+    "transformers": {
+        "layout",
+        "policy",
+        "engines",
+        "process_rewards",
+        "outcome_rewards",
+        "tiny_policy",
+        "tiny_prm",
+    },
     "peft": {"lora"},
     "tokenizers": {"tiny_policy"},
     "lightning": {
         "data",
         "policy_module",
+        "schedules",
         "estimator_module",
         "alternation",
         "evaluation",
@@ -56,6 +66,7 @@ DOORS = {
         "reporting",
         "collection",
         "callbacks",
+        "trainer",
         "cli",
         "bench",
     },
@@ -63,6 +74,7 @@ DOORS = {
     "wandb_workspaces": {"callbacks"},
     "datasets": {"tasks"},
     "torchmetrics": {"metrics"},
+    "vllm": {"engines"},
 }
 
 

@@ -36,6 +36,9 @@ class RolloutLog(L.Callback):
         self.every, self.rows, self.console = every, rows, console
         self.table: Any = None
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.log_dir = trainer.log_dir  # asking is a broadcast, and only rank 0 writes
+
     def on_train_batch_end(
         self,
         trainer: L.Trainer,
@@ -57,13 +60,13 @@ class RolloutLog(L.Callback):
             trainer.progress_bar_callback.print(text) if trainer.progress_bar_callback else print(
                 text
             )
-        self._write(trainer, step, shown)
+        self._write(step, shown)
         self._tabulate(trainer, step, shown)
 
-    def _write(self, trainer: L.Trainer, step: int, shown: list[ColouredRollout]) -> None:
-        if trainer.log_dir is None:
+    def _write(self, step: int, shown: list[ColouredRollout]) -> None:
+        if self.log_dir is None:
             return
-        folder = Path(trainer.log_dir)
+        folder = Path(self.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "rollouts.jsonl").open("a") as file:
             for rollout in shown:

@@ -21,9 +21,14 @@ class RunConfig(SaveConfigCallback):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # Asking for it is a broadcast, and only rank 0 comes to `save_config`.
+        self.log_dir = trainer.log_dir
+        super().setup(trainer, pl_module, stage)
+
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if trainer.log_dir is not None:
-            folder = Path(trainer.log_dir)
+        if self.log_dir is not None:
+            folder = Path(self.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             text = self.parser.dump(self.config, skip_none=False)
             (folder / "config.yaml").write_text(text)

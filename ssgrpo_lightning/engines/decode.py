@@ -154,7 +154,7 @@ class _Decode:
         rows, new = len(prompts) * repeats, sampling.max_new_tokens
         self.noise = noise.to(self.device)
         self.eos = torch.tensor(sorted(policy.eos_ids), device=self.device, dtype=torch.long)
-        self.warpers = _warpers(sampling)
+        self.warpers = warpers(sampling)
         self.stops = StopStrings(policy.codec, sampling.stop) if sampling.stop else None
         self.tokens = torch.full((rows, new), policy.codec.pad_id, device=self.device)
         self.lengths = torch.full((rows,), new, device=self.device)
@@ -282,7 +282,7 @@ def _invert(probabilities: Tensor, branch: Tensor, noise: Tensor) -> Tensor:
     return (found - branch * vocabulary).clamp(0, vocabulary - 1)
 
 
-def _warpers(sampling: Sampling) -> LogitsProcessorList:
+def warpers(sampling: Sampling) -> LogitsProcessorList:
     """The logits processors of transformers, in the order in which ``generate`` applies them."""
     warpers = LogitsProcessorList()
     if sampling.temperature not in (0, 1):

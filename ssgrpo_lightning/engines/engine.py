@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -87,6 +88,11 @@ class Samples:
 class RolloutEngine(ABC):
     """Samples completions of prompts from a policy."""
 
+    follows_noise: ClassVar[bool] = True
+    """Tokens are drawn by the noise itself, so that rows may be batched anyhow. False: the noise
+    seeds another generator: the same call gives the same completions, and another batch gives them
+    up to the rounding of its arithmetic."""
+
     @abstractmethod
     def generate(
         self,
@@ -104,7 +110,7 @@ class RolloutEngine(ABC):
             repeats: Completions of each prompt.
             sampling: How to draw.
             noise: Uniform numbers in [0, 1), one for every token that may be drawn. The same
-                numbers give the same completions, however the rows are batched.
+                numbers give the same completions, as far as `follows_noise` says.
         """
 
     def stream(
@@ -121,6 +127,9 @@ class RolloutEngine(ABC):
         does not override it gives all at once.
         """
         yield self.generate(policy, prompts, repeats, sampling, noise)
+
+    def close(self, policy: Policy) -> None:  # noqa: B027
+        """Free what runs for this policy outside of it; the next call starts it anew."""
 
 
 def uniform_noise(

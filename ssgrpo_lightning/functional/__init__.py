@@ -59,6 +59,7 @@ from ssgrpo_lightning.functional.shuffles import (
     shuffled_across,
     shuffled_within,
 )
+from ssgrpo_lightning.functional.similarity import Twin, near_duplicates
 from ssgrpo_lightning.functional.skill import above_chance, falls_at
 from ssgrpo_lightning.functional.steps import (
     group_evidence,
@@ -80,6 +81,7 @@ from ssgrpo_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "Twin",
     "above_chance",
     "adapted_beta",
     "clipped_baseline",
@@ -109,6 +111,7 @@ __all__ = [
     "mean_one",
     "mean_steps",
     "mixed_groups",
+    "near_duplicates",
     "noisy_and_logprob",
     "others_mean",
     "outcome_loss",

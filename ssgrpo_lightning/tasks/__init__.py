@@ -1,6 +1,7 @@
 """Tasks: where problems come from. One abstract class, then its members."""
 
 from ssgrpo_lightning.tasks.arithmetic import ChainArithmetic
+from ssgrpo_lightning.tasks.gym import ReasoningGym
 from ssgrpo_lightning.tasks.probes import (
     CarelessChain,
     DecisiveLine,
@@ -8,8 +9,10 @@ from ssgrpo_lightning.tasks.probes import (
     FillerChain,
     RepairChain,
 )
+from ssgrpo_lightning.tasks.school_math import Gsm8k, Math
 from ssgrpo_lightning.tasks.table import TableTask
 from ssgrpo_lightning.tasks.task import Split, Task
+from ssgrpo_lightning.tasks.tool_calls import ToolCalls
 from ssgrpo_lightning.tasks.word_problems import WordProblems
 
 __all__ = [
@@ -18,9 +21,13 @@ __all__ = [
     "DecisiveLine",
     "DecoyChain",
     "FillerChain",
+    "Gsm8k",
+    "Math",
+    "ReasoningGym",
     "RepairChain",
     "Split",
     "TableTask",
     "Task",
+    "ToolCalls",
     "WordProblems",
 ]

@@ -2,13 +2,17 @@
 
 import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
-from ssgrpo_lightning.records import Problem, Verdict
+from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers.verifier import Verifier
 
+# All that hangs together with a number: a part of 1/2, 5^9 or 1e5 is not what was stated.
+_STATED = re.compile(r"(?<![\w.^/])(?<![\^/][({])-?(?:\d|\.\d)[\d.,/^]*(?:[eE][+-]?\d+)?", re.ASCII)
 # Bounded, so that a completion of a million digits costs nothing.
-_NUMBER = re.compile(r"-?\d{1,40}(?:,\d{3}){0,12}(?:\.\d{1,40})?")
+_NUMBER = re.compile(
+    r"-?(?:\d{1,3}(?:,\d{3}){1,12}|\d{1,40})?(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class FinalNumber(Verifier):
     """Compares the number that a completion states as its answer.
 
     With a `marker` (``#``, ``####``, ``answer is``) it is the first number after the last marker,
-    and a completion without the marker fails; without one it is the last number of the text.
+    and a completion without the marker fails; without one it is the last number of the text. What
+    is no plain number (1/2, 5^9) is no answer.
     """
 
     marker: str = ""
@@ -65,11 +70,12 @@ class ExactMatch(Verifier):
 
 
 def _number(text: str, last: bool) -> Decimal | None:
-    """The first or last number of a text."""
-    found = _NUMBER.findall(text)
-    if not found:
+    """The first or last number of a text; None where it is none that can be read."""
+    stated = ""
+    for found in _STATED.finditer(text):
+        stated = found.group().rstrip(".,")
+        if not last:
+            break
+    if not stated or not _NUMBER.fullmatch(stated):
         return None
-    try:
-        return Decimal(found[-1 if last else 0].replace(",", ""))
-    except InvalidOperation:
-        return None
+    return Decimal(stated.replace(",", ""))

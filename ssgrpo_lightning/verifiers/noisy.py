@@ -1,14 +1,15 @@
 """A verifier that errs at a known rate."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from ssgrpo_lightning.records import Problem, Verdict
-from ssgrpo_lightning.verifiers.verifier import Verifier
+from ssgrpo_lightning.problems import Problem, Verdict
+from ssgrpo_lightning.verifiers.verifier import Deferred, Pending, Verifier
 
 
 @dataclass(frozen=True)
-class Noisy(Verifier):
+class Noisy(Deferred):
     """Another verifier whose verdicts are turned round at random: reward r becomes 1 - r.
 
     A completion of a problem is judged the same every time, as a verifier with blind spots would.
@@ -29,11 +30,14 @@ class Noisy(Verifier):
                 "its opposite"
             )
 
-    def __call__(self, completion: str, problem: Problem) -> Verdict:
-        verdict = self.verifier(completion, problem)
+    def begin(self, completions: Sequence[str], problems: Sequence[Problem]) -> Pending:
+        pending = self.verifier.begin(completions, problems)
+        return lambda: list(map(self._turned, pending(), completions, problems))
+
+    def _turned(self, verdict: Verdict, completion: str, problem: Problem) -> Verdict:
         if verdict.reward is None or self._draw(completion, problem) >= self.flip:
             return verdict
-        return Verdict(1 - verdict.reward, f"turned round: {verdict.reason}")
+        return replace(verdict, reward=1 - verdict.reward, reason=f"turned round: {verdict.reason}")
 
     def _draw(self, completion: str, problem: Problem) -> float:
         """A number in [0, 1) that depends on seed, problem and completion alone."""

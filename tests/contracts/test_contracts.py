@@ -2,9 +2,10 @@
 
 import inspect
 import json
+import pickle
 import random
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -38,33 +39,75 @@ from ssgrpo_lightning.losses import Bnpo, DrGrpo, Reduction, Surrogate
 from ssgrpo_lightning.metrics import weight_entropy
 from ssgrpo_lightning.monte_carlo import MonteCarlo
 from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective
+from ssgrpo_lightning.outcome_rewards import OutcomeRewardModel
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
 from ssgrpo_lightning.process_rewards import SeparatorPRM, TokenClassifierPRM
 from ssgrpo_lightning.records import Outcomes, Problem, StepScores
 from ssgrpo_lightning.rollouts import Judge, Resampler
 from ssgrpo_lightning.segmenters import ByLine, ByPattern, Segmenter
 from ssgrpo_lightning.shaping import Shaping, SoftOverlong
-from ssgrpo_lightning.tasks import ChainArithmetic, TableTask, Task
+from ssgrpo_lightning.tasks import ChainArithmetic, Gsm8k, Math, ReasoningGym, TableTask, Task
+from ssgrpo_lightning.tasks.table import SAMPLES
 from ssgrpo_lightning.temperature import Temperature
 from ssgrpo_lightning.tiny_prm import classifier
-from ssgrpo_lightning.verifiers import FinalNumber, Noisy, Verifier
+from ssgrpo_lightning.verifiers import (
+    Choice,
+    FinalNumber,
+    Isolated,
+    JsonSchema,
+    Matches,
+    MathAnswer,
+    Noisy,
+    PatternCheck,
+    PythonFunction,
+    ReasoningGymScore,
+    SchemaCheck,
+    ToolCall,
+    Verifier,
+    Weighted,
+)
+from tests.conftest import outcome_classifier
 
 # An untrained process reward model; the folder lives as long as the tests.
 PRM = tempfile.TemporaryDirectory()
 classifier(Pretrained(), Path(PRM.name))
+ORM = tempfile.TemporaryDirectory()
+outcome_classifier(Path(ORM.name))
 NAN = float("nan")
+GRADE, CONTEST = SAMPLES + "grade_school.jsonl", SAMPLES + "competition.jsonl"
 ARGUMENTS = {
     ByPattern: {"pattern": ";"},
     DrGrpo: {"max_tokens": 8},
     CausalSteps: {"hidden": 32},
     PublishedEncoder: {"hidden": 32},
     ExactSteps: {"task": ChainArithmetic()},
+    Choice: {"letters": "123"},
+    Isolated: {"verifier": FinalNumber(), "workers": 1},
+    JsonSchema: {"schema": {}, "equals_answer": True, "workers": 1},
+    Matches: {"pattern": r"(?P<answer>\d+)", "workers": 1},
+    MathAnswer: {"workers": 1},
+    OutcomeRewardModel: {"name": ORM.name},
+    PatternCheck: {"pattern": r"(?P<answer>\d+)"},
+    PythonFunction: {"function": f"{__name__}.same"},
+    SchemaCheck: {"schema": "{}", "equals_answer": True},
+    Weighted: {"verifiers": [FinalNumber(), Choice("123")], "weights": [1.0, 3.0]},
     Noisy: {"verifier": FinalNumber(), "flip": 0.0},
     MonteCarlo: {"repeats": 2, "mixed_only": False},
     TokenClassifierPRM: {"name": PRM.name},
     PassAtK: {"k": 3},
     SoftOverlong: {"max_tokens": 6, "buffer": 4},
     SeparatorPRM: {"name": TINY_POLICY, "separator": "<eos>", "good": "+", "bad": "-"},
+    TableTask: {"train": GRADE, "validation": GRADE, "prompt_column": "question"},
+    Gsm8k: {"train": GRADE + "[:64]", "validation": GRADE + "[64:]", "test": None},
+    Math: {"train": CONTEST + "[:16]", "validation": CONTEST + "[16:]", "test": None},
+    ReasoningGym: {"train_problems": 8, "held_out_problems": 8},
+}
+# A completion that earns 1, with its problem; "1" for the answer 1 unless said here.
+CALL = '{"name": "add", "arguments": {"left": 1}}'
+GYM = ReasoningGym(train_problems=1, held_out_problems=1).problems("train")[0]
+SOLVED = {
+    ToolCall: (f"<tool_call>{CALL}</tool_call>", Problem(0, "p", CALL)),
+    ReasoningGymScore: (f"<answer>{GYM.answer}</answer>", GYM),
 }
 
 
@@ -613,21 +656,43 @@ def test_reduction_gives_masked_tokens_no_weight(member):
 # --- tasks and verifiers ------------------------------------------------------------------------
 
 
+def same(completion, problem):
+    return completion == problem.answer
+
+
 @each(Verifier)
 def test_verifier_gives_a_verdict_on_anything(member):
-    for text in ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "‮1"]:
-        reward = build(member)(text, Problem(0, "p", "1")).reward
-        assert reward is None or 0 <= reward <= 1
-    assert build(member)("1", Problem(0, "p", "1")).reward == 1
+    verifier = build(member)
+    solution, problem = SOLVED.get(member, ("1", Problem(0, "p", "1")))
+    texts = ["", "\n", "#", "🙂", "1" * 10_000, "\x00", "#-", "1,,2", "((((", "\u202e1", "2"]
+    texts += [solution.replace(problem.answer, text) for text in texts] + [solution]
+    verdicts = verifier.batch(texts, [problem] * len(texts))
+    assert len(verdicts) == len(texts)
+    for verdict in verdicts:
+        assert verdict.reward is None or 0 <= verdict.reward <= 1
+        assert verdict.reward is not None or verdict.reason
+        assert verdict.seconds >= 0
+    if member.accepts_reference:
+        assert verdicts[-1].reward == 1 > (verdicts[-2].reward or 0)
+    for text, verdict in zip(texts, verdicts):  # alone as in the batch, and as begun
+        assert verifier.begin([text], [problem])()[0].reward == pytest.approx(
+            verdict.reward, abs=1e-4
+        )
+    assert verifier(solution, problem).reward == pytest.approx(verdicts[-1].reward, abs=1e-4)
+
+
+@each(Verifier)
+def test_verifier_travels_to_a_worker(member):
+    verifier = build(member)
+    verifier("1", Problem(0, "p", "1"))
+    assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 
 @each(Task)
-def test_task_numbers_its_problems(member, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(9)))
-    fields = {"train": str(path), "validation": str(path)} if member is TableTask else {}
-    task = member(**fields)
+def test_task_numbers_its_problems(member):
+    task = build(member)
     for split in ("train", "validation", "test"):
         problems = task.problems(split)
         assert problems and len({p.id for p in problems}) == len(problems)
         assert task.problems(split) == problems
+        json.dumps([asdict(p) for p in problems])  # `predict` stores them

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
-from ssgrpo_lightning.engines.decode import _warpers
+from ssgrpo_lightning.engines.decode import warpers
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.policy import Codec, Policy
 from ssgrpo_lightning.rollouts import Judge, collect
@@ -84,9 +84,9 @@ def test_top_k_and_top_p_are_those_of_transformers(policy, prompts):
     samples = generate(policy, prompts, repeats=32, sampling=Sampling(4, 1.0, top_k=2))
     assert len(samples.tokens[:32, 0].unique()) <= 2
     logits = torch.tensor([[3.0, 2.0, 1.0, -5.0]])
-    names = [type(w).__name__ for w in _warpers(Sampling(1, 0.5, top_k=3, top_p=0.9))]
+    names = [type(w).__name__ for w in warpers(Sampling(1, 0.5, top_k=3, top_p=0.9))]
     assert names == ["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
-    kept = _warpers(Sampling(1, 1.0, top_p=0.9))(torch.zeros(1, 1).long(), logits).isfinite()
+    kept = warpers(Sampling(1, 1.0, top_p=0.9))(torch.zeros(1, 1).long(), logits).isfinite()
     assert kept.tolist() == [[True, True, False, False]]
 
 
@@ -192,16 +192,15 @@ def test_completions_are_judged_while_others_are_still_sampled(policy, task, mon
     from ssgrpo_lightning.engines import decode
 
     events = []
-    run, verdict = decode._Decode.run, Judge.verdict
+    run, begin = decode._Decode.run, Judge.begin
     monkeypatch.setattr(decode._Decode, "run", lambda d: events.append("sample") or run(d))
-    monkeypatch.setattr(Judge, "verdict", lambda *a: events.append("judge") or verdict(*a))
+    monkeypatch.setattr(Judge, "begin", lambda *a: events.append(len(a[1])) or begin(*a))
     judge, problems = Judge(FinalNumber("#"), ByLine()), task.problems("train")[:6]
     whole, parts = (
         collect(policy, TransformersEngine(size), judge, problems, 4, Sampling(48), 0, 0)
         for size in (512, 8)
     )
-    first = ["sample"] + ["judge"] * 24
-    assert events == first + (["sample"] + ["judge"] * 8) * 3
+    assert events == ["sample", 24] + ["sample", 8] * 3
     assert whole.texts == parts.texts and whole.tokens.equal(parts.tokens)
     torch.testing.assert_close(whole.logprobs, parts.logprobs, atol=1e-4, rtol=0)
     assert torch.is_inference_mode_enabled() is False and policy.training

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from ssgrpo_lightning.advantages import (
     WeighDuplicates,
     outcomes_of,
 )
+from ssgrpo_lightning.parallel import everyones
 from ssgrpo_lightning.records import Outcomes, Verdict
 from ssgrpo_lightning.rollouts import assemble
 
@@ -124,6 +127,33 @@ def test_copies_are_told_by_tokens_and_group(make_rollouts):
     same = torch.where(rollouts.sampled, same, rollouts.tokens)
     # Rows 0 and 1 are one group; row 3 is shorter, its tokens those of row 2 as far as they go.
     assert outcomes_of(replace(rollouts, tokens=same)).copies.tolist() == [2, 2, 1, 1]
+
+
+class Two(L.LightningModule):
+    """One of two ranks that hold the same outcomes in two groups each."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    @property
+    def trainer(self):
+        return SimpleNamespace(world_size=2, global_rank=self.rank)
+
+    def all_gather(self, x):
+        # Groups are numbered by rank before they are sent, all else is the same on both.
+        numbered = 2 * (x.dtype == torch.long and x.unique().numel() == 2)
+        return torch.stack([x + numbered * (rank - self.rank) for rank in (0, 1)])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("advantage", [BatchWhitened(), GroupRelative("batch"), GroupRelative()])
+def test_statistics_over_the_batch_are_those_of_all_ranks(rank, advantage):
+    everyone, rows = everyones(Two(rank), outcomes([1.0, 0.0, 1.0, 1.0], size=2))
+    assert rows == slice(4 * rank, 4 * rank + 4)
+    whole = outcomes([1.0, 0.0, 1.0, 1.0] * 2, size=2)
+    assert torch.equal(everyone.group, whole.group)
+    assert torch.equal(advantage(everyone)[rows], advantage(whole)[rows])
 
 
 # --- several rewards ------------------------------------------------------------------------------

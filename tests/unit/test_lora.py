@@ -5,9 +5,9 @@ import torch
 
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.engines.engine import uniform_noise
-from ssgrpo_lightning.layout import SharedPrompt
 from ssgrpo_lightning.lora import Lora
 from ssgrpo_lightning.policy import Pretrained
+from ssgrpo_lightning.policy_module import PolicyModule
 from tests.equivalence.test_update import fit, weights
 
 
@@ -83,13 +83,14 @@ def test_an_adapter_on_the_head_is_refused():
         Pretrained().load(lora=Lora(target_modules=["lm_head"]))
 
 
-def test_quantised_weights_want_an_adapter(monkeypatch):
-    with pytest.raises(ValueError, match="nf4.*needs bitsandbytes"):
+def test_quantised_weights_want_bitsandbytes_and_an_adapter(monkeypatch):
+    with pytest.raises(ValueError, match=r"nf4.*needs bitsandbytes"):
         Pretrained(quantize="nf4")
     monkeypatch.setattr("ssgrpo_lightning.policy.find_spec", lambda name: name)
-    with pytest.raises(ValueError, match="cannot be trained; set policy.lora"):
-        Pretrained(quantize="nf4").check(SharedPrompt(), None)
-    Pretrained(quantize="nf4").check(SharedPrompt(), Lora())
+    quantised, optimizer = Pretrained(quantize="nf4"), torch.optim.SGD
+    with pytest.raises(ValueError, match=r"cannot be trained; set policy\.lora"):
+        PolicyModule(optimizer, quantised)
+    PolicyModule(optimizer, quantised, lora=Lora())
 
 
 def test_the_reference_is_the_policy_without_its_adapter(tmp_path):
