@@ -63,8 +63,7 @@ class PolicyModule(L.LightningModule):
         kl: Where the KL acts, and how it is estimated.
         reference: What the KL holds the policy to.
         micro_batch: Most rollouts of one forward and backward pass.
-        micro_batch_tokens: Most tokens of one pass, prompts and padding included; a longer rollout
-            goes alone. Null: the number of rollouts only.
+        micro_batch_tokens: Most tokens of one pass; a longer rollout goes alone. Null: any.
         layout: How a micro-batch is laid out for the decoder.
         lora: Adapter to train instead of the weights; null: train the weights.
         max_grad_norm: Gradients are clipped to this global norm; null: never.
@@ -120,14 +119,13 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         if self.policy is None:
-            self.policy = self.model.load(
-                self.head_chunk,
-                self.gradient_checkpointing,
-                self.layout,
-                self.lora,
-                self.compile_policy,
+            load = partial(self.model.load, self.head_chunk, layout=self.layout)
+            self.policy = load(
+                gradient_checkpointing=self.gradient_checkpointing,
+                lora=self.lora,
+                compile=self.compile_policy,
             )
-            self.anchor.load(partial(self.model.load, self.head_chunk, layout=self.layout))
+            self.anchor.load(load)
 
     def configure_optimizers(self) -> Any:
         return with_schedule(self.optimizer, self.lr_scheduler, self.parameters(), "lr/policy")

@@ -45,16 +45,19 @@ def collect(
         keys += [(seed, policy_step, problem.id, first + k) for k in range(group_size)]
         seen[problem.id] += group_size
     noise = uniform_noise(keys, sampling.max_new_tokens)
-    samples = engine.generate(policy, prompts, group_size, sampling, noise)
-    ids = [t[:n] for t, n in zip(samples.tokens.tolist(), samples.lengths.tolist())]
     owners = [problem for problem in problems for _ in range(group_size)]
-    texts = [policy.codec.decode(i) for i in ids]
-    verdicts = judge.begin(texts, owners)
+    parts, ids, texts, pending = [], [], [], []
+    for part in engine.stream(policy, prompts, group_size, sampling, noise):
+        new = [t[:n] for t, n in zip(part.tokens.tolist(), part.lengths.tolist())]
+        said = [policy.codec.decode(i) for i in new]
+        # Verifiers that have workers are busy with these while the next part is sampled.
+        pending.append(judge.begin(said, owners[len(ids) : len(ids) + len(new)]))
+        parts, ids, texts = [*parts, part], ids + new, texts + said
     return assemble(
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
-        samples=samples,
+        samples=Samples.join(parts),
         steps=[judge.steps(policy.codec.pieces(i)) for i in ids],
-        verdicts=verdicts(),
+        verdicts=[verdict for verdicts in pending for verdict in verdicts()],
         group=[g for g in range(len(problems)) for _ in range(group_size)],
         problems=owners,
         texts=texts,

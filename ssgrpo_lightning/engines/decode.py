@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -60,22 +60,25 @@ class TransformersEngine(RolloutEngine):
         sampling: Sampling,
         noise: Float[Tensor, "rollout new"],
     ) -> Samples:
+        return Samples.join(list(self.stream(policy, prompts, repeats, sampling, noise)))
+
+    def stream(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        repeats: int,
+        sampling: Sampling,
+        noise: Float[Tensor, "rollout new"],
+    ) -> Iterator[Samples]:
         at_once = max(1, self.rows_at_once // repeats)
-        parts = []
-        # Inference mode spares every small operation its bookkeeping.
-        with _evaluating(policy), torch.inference_mode():
-            for start in range(0, len(prompts), at_once):
-                chunk = prompts[start : start + at_once]
-                rows = slice(start * repeats, (start + len(chunk)) * repeats)
-                parts.append(_Decode(policy, chunk, repeats, sampling, noise[rows]).run())
-        joined = {
-            f: torch.cat([getattr(p, f) for p in parts]) for f in Samples.__dataclass_fields__
-        }
-        used = int(joined["lengths"].max())
-        # …but its tensors may not meet autograd: what leaves is a copy made outside.
-        return Samples(
-            **{f: (x[:, :used] if x.ndim == 2 else x).clone() for f, x in joined.items()}
-        )
+        for start in range(0, len(prompts), at_once):
+            chunk = prompts[start : start + at_once]
+            rows = slice(start * repeats, (start + len(chunk)) * repeats)
+            # Inference mode spares every small operation its bookkeeping.
+            with _evaluating(policy), torch.inference_mode():
+                part = _Decode(policy, chunk, repeats, sampling, noise[rows]).run()
+            # …but its tensors may not meet autograd: what leaves is a copy made outside.
+            yield Samples(**{f.name: getattr(part, f.name).clone() for f in fields(Samples)})
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """The swap point: what a rollout engine must do."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssgrpo_lightning.policy import Policy
 
@@ -70,6 +71,19 @@ class Samples:
     entropy: Float[Tensor, "rollout new"]
     truncated: Bool[Tensor, " rollout"]
 
+    @classmethod
+    def join(cls, parts: Sequence["Samples"]) -> "Samples":
+        """Samples one after the other, padded to the longest completion of all."""
+        width = max(int(part.lengths.max()) for part in parts)
+
+        def joined(name: str) -> Tensor:
+            values = [getattr(part, name) for part in parts]
+            if values[0].ndim == 2:  # a negative padding cuts
+                values = [pad(x, (0, width - x.shape[1])) for x in values]
+            return torch.cat(values)
+
+        return cls(**{f.name: joined(f.name) for f in fields(cls)})
+
 
 class RolloutEngine(ABC):
     """Samples completions of prompts from a policy."""
@@ -98,6 +112,21 @@ class RolloutEngine(ABC):
             noise: Uniform numbers in [0, 1), one for every token that may be drawn. The same
                 numbers give the same completions, as far as `follows_noise` says.
         """
+
+    def stream(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        repeats: int,
+        sampling: Sampling,
+        noise: Float[Tensor, "rollout new"],
+    ) -> Iterator[Samples]:
+        """What `generate` gives, in its order, portion by portion as completions are done.
+
+        So that those that are done can be verified while others are still sampled; an engine that
+        does not override it gives all at once.
+        """
+        yield self.generate(policy, prompts, repeats, sampling, noise)
 
     def close(self, policy: Policy) -> None:  # noqa: B027
         """Free what runs for this policy outside of it; the next call starts it anew."""

@@ -188,6 +188,24 @@ def test_sampling_refuses_nonsense():
             replace(Sampling(), **fields)
 
 
+def test_completions_are_judged_while_others_are_still_sampled(policy, task, monkeypatch):
+    from ssgrpo_lightning.engines import decode
+
+    events = []
+    run, begin = decode._Decode.run, Judge.begin
+    monkeypatch.setattr(decode._Decode, "run", lambda d: events.append("sample") or run(d))
+    monkeypatch.setattr(Judge, "begin", lambda *a: events.append(len(a[1])) or begin(*a))
+    judge, problems = Judge(FinalNumber("#"), ByLine()), task.problems("train")[:6]
+    whole, parts = (
+        collect(policy, TransformersEngine(size), judge, problems, 4, Sampling(48), 0, 0)
+        for size in (512, 8)
+    )
+    assert events == ["sample", 24] + ["sample", 8] * 3
+    assert whole.texts == parts.texts and whole.tokens.equal(parts.tokens)
+    torch.testing.assert_close(whole.logprobs, parts.logprobs, atol=1e-4, rtol=0)
+    assert torch.is_inference_mode_enabled() is False and policy.training
+
+
 @pytest.mark.parametrize("stop", ["\n", "#", "=1", "5-", "\n\n never"])
 def test_a_stop_string_ends_a_completion_where_its_text_first_holds_it(policy, prompts, stop):
     free = generate(policy, prompts, repeats=3)

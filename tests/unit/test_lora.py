@@ -7,7 +7,8 @@ from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.lora import Lora
 from ssgrpo_lightning.policy import Pretrained
-from tests.equivalence.test_update import fit
+from ssgrpo_lightning.policy_module import PolicyModule
+from tests.equivalence.test_update import fit, weights
 
 
 @pytest.fixture
@@ -80,3 +81,23 @@ def test_only_the_adapter_moves_in_training(tmp_path):
 def test_an_adapter_on_the_head_is_refused():
     with pytest.raises(ValueError, match="names the LM head"):
         Pretrained().load(lora=Lora(target_modules=["lm_head"]))
+
+
+def test_quantised_weights_want_bitsandbytes_and_an_adapter(monkeypatch):
+    with pytest.raises(ValueError, match=r"nf4.*needs bitsandbytes"):
+        Pretrained(quantize="nf4")
+    monkeypatch.setattr("ssgrpo_lightning.policy.find_spec", lambda name: name)
+    quantised, optimizer = Pretrained(quantize="nf4"), torch.optim.SGD
+    with pytest.raises(ValueError, match=r"cannot be trained; set policy\.lora"):
+        PolicyModule(optimizer, quantised)
+    PolicyModule(optimizer, quantised, lora=Lora())
+
+
+def test_the_reference_is_the_policy_without_its_adapter(tmp_path):
+    options = ["--model.policy.lora={rank: 4}", "--model.policy.beta=0.5"]
+    rate = "--model.policy.optimizer.init_args.lr=1e-3"
+    copied = fit(tmp_path / "a", *options, rate)
+    shared = fit(tmp_path / "b", *options, rate, "--model.policy.reference=AdapterOff")
+    assert shared.policy.anchor.copy is None and copied.policy.anchor.copy is not None
+    ours, theirs = weights(shared.policy.policy), weights(copied.policy.policy)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
