@@ -1,6 +1,7 @@
 """TRL's arm: its `GRPOTrainer` at its best usual settings, on the same work."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from datasets import Dataset
@@ -14,25 +15,24 @@ from ssgrpo_lightning.policy import Pretrained
 from ssgrpo_lightning.records import Problem
 
 
-def require() -> Any:
-    """The package `trl`.
+def require() -> None:
+    """Check that TRL is there, without the seconds that it takes to import.
 
     Raises:
         ValueError: It is not installed.
     """
-    try:
-        import trl
-    except ImportError as error:
+    if find_spec("trl") is None:
         raise ValueError(
-            f"the arm trl needs TRL, which cannot be imported ({error}): "
+            "the arm trl needs the package trl, which is not installed: "
             "pip install 'ssgrpo-lightning[trl]', or leave it out of --arms"
-        ) from error
-    return trl
+        )
 
 
 def run(arm: str, gate: Gate, workload: Workload, updates: int) -> None:
     """Do updates as they are asked for, until told to end."""
-    trl, pretrained = require(), Pretrained(workload.model)
+    import trl
+
+    pretrained = Pretrained(workload.model)
     problems = [problem for batch in workload.batches(updates) for problem in batch]
     rows = [{"prompt": prompt(problem), "number": i} for i, problem in enumerate(problems)]
     trainer = trl.GRPOTrainer(
