@@ -91,7 +91,10 @@ def unpacked(workload: Workload, folder: Path) -> Workload:
         return workload
     where = (folder / workload.name.partition("-")[0]).resolve()
     if not (where / "model.safetensors").is_file():
-        save(Pretrained(workload.model).load(), where)
+        policy = Pretrained(workload.model).load()
+        # The weights are plain numbers by now, but transformers would refuse to save them.
+        policy.model.hf_quantizer = None
+        save(policy, where)
     return replace(workload, model=str(where))
 
 
