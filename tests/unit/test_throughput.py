@@ -14,6 +14,7 @@ import yaml
 from ssgrpo_lightning.bench.throughput import __main__ as bench
 from ssgrpo_lightning.bench.throughput import arms, figures, growth, learning, our_arms, trl_arm
 from ssgrpo_lightning.bench.throughput.page import learning_page, lines, page
+from ssgrpo_lightning.tasks import ChainArithmetic
 from tests.conftest import QUICKSTART, REPOSITORY
 
 KEYS = {
@@ -154,7 +155,7 @@ def test_time_in_an_inner_phase_is_not_counted_twice():
 
 
 def test_batches_go_on_over_epochs_in_the_order_of_the_data_module():
-    task = replace(arms.TINY.task, train_problems=6)
+    task = ChainArithmetic(train_problems=6)
     workload = replace(arms.TINY, task=task, rollouts=32, micro_batch=32, group_size=8)
     found = workload.batches(3)
     assert [len(batch) for batch in found] == [4, 4, 4]
@@ -187,8 +188,7 @@ def test_a_missing_trl_names_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [["--parts=huge"], ["--arms=verl"], ["--updates=-1"], ["--parts=tiny", "--rollouts=12"]],
+    "wrong", ["--parts=huge", "--arms=verl", "--updates=-1", "--rollouts=12", "--device=tpu"]
 )
 def test_wrong_options_are_refused_before_anything_starts(wrong, monkeypatch):
     monkeypatch.chdir(REPOSITORY)

@@ -86,14 +86,15 @@ def workload_of(options: argparse.Namespace, workload: Workload) -> Workload:
 
 
 def unpacked(workload: Workload, folder: Path) -> Workload:
-    """The workload with its GGUF file unpacked once, which takes every arm a minute otherwise."""
+    """The workload with its GGUF file as plain weights: TRL trains no model that was quantised."""
     if not workload.model.endswith(".gguf"):
         return workload
     where = (folder / workload.name.partition("-")[0]).resolve()
     if not (where / "model.safetensors").is_file():
         policy = Pretrained(workload.model).load()
-        # The weights are plain numbers by now, but transformers would refuse to save them.
+        # The weights are plain numbers by now; these marks say otherwise.
         policy.model.hf_quantizer = None
+        del policy.model.config.quantization_config
         save(policy, where)
     return replace(workload, model=str(where))
 

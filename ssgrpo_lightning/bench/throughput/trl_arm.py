@@ -1,6 +1,7 @@
 """TRL's arm: its `GRPOTrainer` at its best usual settings, on the same work."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,9 +31,7 @@ def require() -> None:
 
 def run(arm: str, gate: Gate, workload: Workload, updates: int) -> None:
     """Do updates as they are asked for, until told to end."""
-    import trl
-
-    pretrained = Pretrained(workload.model)
+    trl, pretrained = import_module("trl"), Pretrained(workload.model)
     problems = [problem for batch in workload.batches(updates) for problem in batch]
     rows = [{"prompt": prompt(problem), "number": i} for i, problem in enumerate(problems)]
     trainer = trl.GRPOTrainer(
