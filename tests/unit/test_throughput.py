@@ -132,10 +132,8 @@ def test_kept_curves_are_used_only_for_the_run_that_made_them(tmp_path, monkeypa
         def ask(self):
             asked.append(self.arm)
 
-        def close(self):
-            pass
-
     monkeypatch.setattr(learning, "Worker", Fake)
+    monkeypatch.setattr(learning, "end", lambda workers: None)
     first = learning.curves(arms.TINY, 3, 0, tmp_path, lambda: None)
     assert first == {arms.TRL: [0.25] * 3, arms.GRPO: [0.25] * 3} and len(asked) == 6
     assert learning.curves(arms.TINY, 3, 0, tmp_path, lambda: None) == first and len(asked) == 6

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -125,7 +126,8 @@ class Gate:
             told = {"seconds": seconds, "memory": peak, "phases": phases} | self.report
             told["phases"]["other"] = told["seconds"] - sum(told["phases"].values())
             self.connection.send(told)
-        self.connection.recv()
+        if not self.connection.recv():
+            raise SystemExit
         self.clock.seconds, self.report = {}, {}
         self._forget_peak()
         self.started = self.clock.now()
@@ -223,12 +225,17 @@ class Worker:
 
     def ask(self) -> None:
         """Ask for one update."""
-        self.connection.send(None)
+        self.connection.send(True)
 
-    def close(self) -> None:
-        """End the process, which has nothing left to write."""
-        self.process.kill()
-        self.process.join()
+
+def end(workers: Sequence[Worker]) -> None:
+    """End the processes; one that is not at its gate, and so does not hear of it, is killed."""
+    for worker in workers:
+        with suppress(OSError):
+            worker.connection.send(False)
+    for worker in workers:
+        worker.process.join(timeout=30)
+        worker.process.kill()
 
 
 def interleave(
@@ -264,8 +271,7 @@ def interleave(
                     replies[worker.arm].append(reply)
                 tick()
     finally:
-        for worker in workers:
-            worker.close()
+        end(workers)
     for turn in range(updates):
         problems = {arm: told[turn]["problems"] for arm, told in replies.items()}
         if any(ids != problems[arms[0]] for ids in problems.values()):

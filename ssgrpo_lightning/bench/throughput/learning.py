@@ -9,7 +9,7 @@ from typing import Any
 
 from ssgrpo_lightning.bench.runs import named
 from ssgrpo_lightning.bench.statistics import standard_error
-from ssgrpo_lightning.bench.throughput.arms import GRPO, TRL, Worker, Workload
+from ssgrpo_lightning.bench.throughput.arms import GRPO, TRL, Worker, Workload, end
 from ssgrpo_lightning.bench.throughput.figures import final_reward
 
 ARMS = (TRL, GRPO)
@@ -40,8 +40,7 @@ def curves(
                 rewards[worker.arm].append(worker.receive()["reward"])
             tick()
     finally:
-        for worker in workers:
-            worker.close()
+        end(workers)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asked | {"rewards": rewards}, indent=1))
     part.replace(path)
