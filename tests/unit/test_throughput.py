@@ -30,6 +30,7 @@ KEYS = {
 def reply(seconds, tokens=100, memory=10.0, trained=4, **phases):
     return {
         "seconds": seconds,
+        "cpu_seconds": seconds / 4,
         "rollouts": 8,
         "tokens": tokens,
         "trained": trained,
@@ -54,6 +55,7 @@ def test_ratios_are_of_one_round_and_not_of_medians():
     assert found["grpo_over_trl"]["median"] == 0.25
     low, high = found["grpo_over_trl"]["interval"]
     assert 0.25 <= low <= high <= 0.5
+    assert found["grpo_over_trl_cpu"]["ratios"] == [0.25, 0.5, 0.25]
     # The third round of TRL sampled twice the tokens, so a token of it is half as dear.
     assert found["grpo_over_trl_per_token"]["ratios"] == [0.25, 0.5, 0.5]
     assert found["grpo_over_floor"]["median"] == 1.25
@@ -68,6 +70,13 @@ def test_figures_of_an_arm():
     assert found["seconds"] == 4.0 and found["memory_mib"] == 40.0
     assert found["rollouts_per_second"] == 2.0 and found["tokens_per_second"] == 50.0
     assert found["trained_share"] == 0.5 and found["phases"] == {"generate": 2.0, "policy": 2.0}
+
+
+def test_memory_is_that_of_rounds_that_give_it_back():
+    weighed = {arms.TRL: [reply(9.0, memory=7.0), reply(9.0, memory=8.0)]}
+    found = figures.summarise(REPLIES, weighed)["arms"]
+    assert found[arms.TRL]["memory_mib"] == 8.0 and found[arms.TRL]["resident_mib"] == 40.0
+    assert found[arms.TRL]["seconds"] == 4.0 and "resident_mib" not in found[arms.GRPO]
 
 
 def test_a_phase_that_some_updates_lack_took_no_time_there():
@@ -150,6 +159,7 @@ def test_time_in_an_inner_phase_is_not_counted_twice():
     clock.timed("outer", lambda: (inner(), sleep(0.02)))()
     assert clock.seconds["inner"] >= 0.05
     assert 0.02 <= clock.seconds["outer"] < 0.05
+    assert 0 <= clock.cpu_seconds < 0.05  # sleeping takes none
 
 
 def test_batches_go_on_over_epochs_in_the_order_of_the_data_module():

@@ -25,6 +25,7 @@ from ssgrpo_lightning.tiny_policy.build import save
 from ssgrpo_lightning.verifiers import Noisy
 
 GROWTH = "growth"
+WEIGHED = 2  # rounds that only memory is taken of
 MODELS = {
     workload.name: workload
     for each in (TINY, SMOL)
@@ -102,15 +103,19 @@ def unpacked(workload: Workload, folder: Path) -> Workload:
 def throughput(options: argparse.Namespace) -> None:
     """Measure and write what was found."""
     workloads = {n: workload_of(options, w) for n, w in MODELS.items() if n in options.parts}
-    total = len(workloads) * len(options.arms) * (options.updates + 1)
+    rounds = options.updates + 1 + (WEIGHED + 1 if options.device == "cpu" else 0)
+    total = len(workloads) * len(options.arms) * rounds
     if GROWTH in options.parts:
         total += sum(map(len, growth.AXES.values())) * len(growth.ARMS) * (growth.UPDATES + 1)
     models, grown = {}, {}
     with tqdm(total=total, desc="updates", unit="update") as bar:
         for name, packed in workloads.items():
             workload = unpacked(packed, options.out)
-            told = interleave(workload, options.arms, options.updates, options.out, bar.update)
-            models[name] = summarise(told)
+            where = (options.out, bar.update)
+            told = interleave(workload, options.arms, options.updates, *where)
+            on_cpu = options.device == "cpu"
+            weighed = interleave(workload, options.arms, WEIGHED, *where, True) if on_cpu else None
+            models[name] = summarise(told, weighed)
             bar.write("\n".join(lines(name, models[name])))
         if GROWTH in options.parts:
             where = (options.device, options.threads, options.out)

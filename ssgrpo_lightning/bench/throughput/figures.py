@@ -33,6 +33,7 @@ def arm_figures(replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for reply in replies for name in reply["phases"]))
     return {
         "seconds": median(r["seconds"] for r in replies),
+        "cpu_seconds": median(r["cpu_seconds"] for r in replies),
         "rollouts_per_second": median(r["rollouts"] / r["seconds"] for r in replies),
         "tokens_per_second": median(r["tokens"] / r["seconds"] for r in replies),
         "tokens": median(r["tokens"] for r in replies),
@@ -42,10 +43,23 @@ def arm_figures(replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summarise(replies: Replies) -> dict[str, Any]:
-    """Figures of every arm, and the ratios between those that were run."""
+def summarise(replies: Replies, weighed: Replies | None = None) -> dict[str, Any]:
+    """Figures of every arm, and the ratios between those that were run.
+
+    Ratios are of seconds; of processor seconds (``_cpu``), which other work on the machine hardly
+    disturbs and which say nothing of a GPU; and of seconds per sampled token (``_per_token``).
+
+    Args:
+        replies: Replies of the rounds that count for time.
+        weighed: Those of rounds in which freed memory was given back at once, that count for
+            memory; None: the same rounds.
+    """
     arms = {arm: arm_figures(told) for arm, told in replies.items()}
+    for arm, told in (weighed or {}).items():
+        arms[arm]["resident_mib"] = arms[arm]["memory_mib"]
+        arms[arm]["memory_mib"] = max(r["memory"] for r in told)
     seconds = {arm: [r["seconds"] for r in told] for arm, told in replies.items()}
+    cpu = {arm: [r["cpu_seconds"] for r in told] for arm, told in replies.items()}
     per_token = {arm: [r["seconds"] / r["tokens"] for r in told] for arm, told in replies.items()}
     ratios = {
         f"{name}{unit}": paired(numbers[above], numbers[below])
@@ -57,7 +71,7 @@ def summarise(replies: Replies) -> dict[str, Any]:
             ("ssgrpo_over_floor", SSGRPO, FLOOR),
         )
         if above in arms and below in arms
-        for unit, numbers in (("", seconds), ("_per_token", per_token))
+        for unit, numbers in (("", seconds), ("_cpu", cpu), ("_per_token", per_token))
     }
     return {"updates": len(next(iter(seconds.values()))), "arms": arms, "ratios": ratios}
 

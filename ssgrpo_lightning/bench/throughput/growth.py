@@ -71,13 +71,13 @@ def points(device: str, threads: int, folder: Path) -> Iterator[tuple[str, int, 
 def measure(
     device: str, threads: int, folder: Path, tick: Callable[[], Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Figures of the arms at every point of every axis."""
+    """Figures of the arms at every point of every axis, freed memory being given back at once."""
     found: dict[str, list[dict[str, Any]]] = {axis: [] for axis in AXES}
     for axis, place, workload, own in points(device, threads, folder):
-        summary = summarise(interleave(workload, ARMS, UPDATES, folder, tick))
+        told = interleave(workload, ARMS, UPDATES, folder, tick, give_back=device == "cpu")
         arms = {
             arm: {key: figures[key] for key in ("seconds", "memory_mib", "tokens")}
-            for arm, figures in summary["arms"].items()
+            for arm, figures in summarise(told)["arms"].items()
         }
         found[axis].append({"at": place, "own_mib": own, "arms": arms})
     return found

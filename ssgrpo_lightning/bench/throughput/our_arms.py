@@ -137,5 +137,7 @@ def floor(gate: Gate, workload: Workload, updates: int) -> None:
         gate()
         size = workload.group_size
         rollouts = collect(*arguments, problems, size, sampling, workload.seed, step)
-        report = facts(rollouts, timed(rollouts))
-        gate.report = report | {"seconds": sum(gate.clock.seconds.values())}
+        gate.report = facts(rollouts, timed(rollouts)) | {
+            "seconds": sum(gate.clock.seconds.values()),
+            "cpu_seconds": gate.clock.cpu_seconds,
+        }

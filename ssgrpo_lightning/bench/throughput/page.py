@@ -49,6 +49,7 @@ def _model(name: str, found: Mapping[str, Any]) -> list[Section]:
         {
             "arm": LABELS[arm],
             "s/update": f["seconds"],
+            "processor s": f["cpu_seconds"],
             "rollouts/s": f["rollouts_per_second"],
             "tokens/s": f["tokens_per_second"],
             "tokens": f["tokens"],
@@ -72,7 +73,7 @@ def _model(name: str, found: Mapping[str, Any]) -> list[Section]:
         (f"{name}: milliseconds by phase", "Medians of each.", charts.table(phases)),
         (
             f"{name}: paired ratios",
-            "Seconds per update, and per sampled token, of one round; whiskers are 95 % intervals.",
+            "Seconds, processor seconds, seconds per token of a round; whiskers: 95 % intervals.",
             charts.bars(f"{name}: ratio of seconds", values, ends, 1.0, better="low"),
         ),
     ]
@@ -132,8 +133,8 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
     for arm, f in found["arms"].items():
         phases = ", ".join(f"{p} {1000 * s:.0f}" for p, s in f["phases"].items())
         told.append(
-            f"{LABELS[arm]:>14} {f['seconds']:8.3f} s/update {f['rollouts_per_second']:8.1f} "
-            f"rollouts/s {f['tokens_per_second']:8.0f} tokens/s {f['tokens']:7.0f} tokens, "
+            f"{LABELS[arm]:>14} {f['seconds']:8.3f} s/update ({f['cpu_seconds']:.3f} CPU) "
+            f"{f['rollouts_per_second']:8.1f} rollouts/s {f['tokens_per_second']:8.0f} tokens/s {f['tokens']:7.0f} tokens, "
             f"{f['trained_share']:.2f} trained, {f['memory_mib']:6.0f} MiB; ms: {phases}"
         )
     for key, ratio in found["ratios"].items():
