@@ -134,7 +134,8 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
         phases = ", ".join(f"{p} {1000 * s:.0f}" for p, s in f["phases"].items())
         told.append(
             f"{LABELS[arm]:>14} {f['seconds']:8.3f} s/update ({f['cpu_seconds']:.3f} CPU) "
-            f"{f['rollouts_per_second']:8.1f} rollouts/s {f['tokens_per_second']:8.0f} tokens/s {f['tokens']:7.0f} tokens, "
+            f"{f['rollouts_per_second']:8.1f} rollouts/s "
+            f"{f['tokens_per_second']:8.0f} tokens/s {f['tokens']:7.0f} tokens, "
             f"{f['trained_share']:.2f} trained, {f['memory_mib']:6.0f} MiB; ms: {phases}"
         )
     for key, ratio in found["ratios"].items():
