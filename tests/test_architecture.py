@@ -72,7 +72,8 @@ DOORS = {
     },
     "wandb": {"callbacks"},
     "wandb_workspaces": {"callbacks"},
-    "datasets": {"tasks"},
+    "datasets": {"tasks", "bench"},
+    "trl": {"bench"},
     "torchmetrics": {"metrics"},
     "vllm": {"engines"},
 }

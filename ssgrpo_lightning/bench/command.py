@@ -2,6 +2,8 @@
 
 import argparse
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ def arguments(description: str, out: str = "JSON file to write") -> argparse.Arg
 
 
 def finish(result: dict[str, Any], headline: str, out: Path | None) -> None:
-    """Write the result where asked for, and end with the headline figure."""
+    """Write the result where asked for, and end with the headline figure, named by its path."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1))
-    figure = result[headline]
+    figure = reduce(getitem, headline.split("."), result)
     print(f"{headline}: {'none' if figure is None else format(figure, '.3f')}")
