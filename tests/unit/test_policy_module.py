@@ -9,7 +9,6 @@ import lightning as L
 import pytest
 import torch
 
-from ssgrpo_lightning.engines import Sampling
 from ssgrpo_lightning.losses import (
     K2,
     AdaptiveBeta,
@@ -282,14 +281,13 @@ def test_the_kl_changes_the_gradient(batch):
     torch.testing.assert_close(added, torch.autograd.grad(kl, held.policy.logits)[0])
 
 
-def test_reference_and_policy_read_at_one_temperature(referring, rollouts):
-    module = referring(sampling=Sampling(temperature=0.7))
+def test_reference_and_policy_read_at_the_temperature_of_the_rollouts(referring, rollouts):
+    module, everyone = referring(), [torch.arange(len(rollouts))]
     module.anchor.copy = module.policy
-    everyone = [torch.arange(len(rollouts))]
-    referred = module.referred(rollouts).reference
-    torch.testing.assert_close(referred, module.logprobs(rollouts, everyone))
-    cold = referring(sampling=Sampling(temperature=1.0)).logprobs(rollouts, everyone)
-    assert not torch.allclose(referred, cold, atol=1e-3)
+    cool = replace(rollouts, temperature=0.7)
+    referred = module.referred(cool).reference
+    torch.testing.assert_close(referred, module.logprobs(cool, everyone))
+    assert not torch.allclose(referred, module.logprobs(rollouts, everyone), atol=1e-3)
 
 
 def test_a_slow_copy_follows_every_so_often():
