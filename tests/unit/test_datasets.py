@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ssgrpo_lightning.records import Problem
-from ssgrpo_lightning.rollouts import _problem
+from ssgrpo_lightning.stored import _problem
 from ssgrpo_lightning.tasks import Gsm8k, Math, TableTask, ToolCalls
 from ssgrpo_lightning.tasks.school_math import last_boxed, stated_number
 from ssgrpo_lightning.tasks.table import SAMPLES

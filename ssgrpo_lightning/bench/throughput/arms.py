@@ -86,7 +86,8 @@ class Workload:
     def batches(self, updates: int) -> list[list[Problem]]:
         """The problems of each update, in the order of `RolloutDataModule`."""
         problems = self.task.problems("train")
-        loader = ProblemLoader(problems, self.rollouts // self.group_size, self.seed)
+        size = self.rollouts // self.group_size
+        loader = ProblemLoader(problems, size, self.seed, lambda due, generator: list(due))
         found: list[list[Problem]] = []
         while len(found) < updates:
             found += list(loader)

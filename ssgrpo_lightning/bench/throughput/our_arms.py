@@ -15,10 +15,11 @@ from ssgrpo_lightning.bench.runs import named
 from ssgrpo_lightning.bench.throughput.arms import FLOOR, GRPO, Gate, Workload
 from ssgrpo_lightning.cli import main
 from ssgrpo_lightning.credit import outcome_scores
-from ssgrpo_lightning.engines import Sampling, TransformersEngine
+from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
+from ssgrpo_lightning.layout import micro_batches
 from ssgrpo_lightning.policy import Pretrained
 from ssgrpo_lightning.records import Rollouts
-from ssgrpo_lightning.rollouts import collect, micro_batches
+from ssgrpo_lightning.rollouts import collect
 
 CONFIGS = Path("configs")
 
@@ -87,8 +88,7 @@ class UpdateGate(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Time the engine apart from the rest of its phase."""
         assert isinstance(pl_module, Module)
-        generate = self.gate.clock.timed("generate", pl_module.engine.generate)
-        pl_module.engine = SimpleNamespace(generate=generate)  # pyright: ignore
+        pl_module.engine = timed_engine(self.gate, pl_module.engine)
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Wait for a request."""
@@ -106,6 +106,12 @@ class UpdateGate(L.Callback):
         self.gate.report = facts(rollouts, int(live.sum()))
 
 
+def timed_engine(gate: Gate, engine: RolloutEngine) -> Any:
+    """An engine whose sampling counts as a phase of its own."""
+    stream = gate.clock.timed("generate", lambda *args: list(engine.stream(*args)))
+    return SimpleNamespace(stream=stream, close=engine.close)
+
+
 def floor(gate: Gate, workload: Workload, updates: int) -> None:
     """The least an update can cost: decoding, one forward and backward pass, an optimiser step.
 
@@ -116,15 +122,13 @@ def floor(gate: Gate, workload: Workload, updates: int) -> None:
     policy = Pretrained(workload.model).load().to(workload.device)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=workload.lr, weight_decay=0.0)
     sampling = Sampling(workload.max_new_tokens, workload.temperature)
-    generate = gate.clock.timed("generate", TransformersEngine().generate)
-    engine: Any = SimpleNamespace(generate=generate)
-    arguments = (policy, engine, workload.judge)
+    arguments = (policy, timed_engine(gate, TransformersEngine()), workload.judge)
 
     def train(rollouts: Rollouts) -> int:
         advantages = outcome_scores(rollouts).advantages
         live, divisor = advantages.nonzero()[:, 0], rollouts.sampled.sum()
         optimizer.zero_grad()
-        for rows in micro_batches(rollouts, live, workload.micro_batch):
+        for rows in micro_batches(rollouts, live, policy.layout, workload.micro_batch):
             part = rollouts.select(rows)
             logprobs, _ = policy(part.tokens, part.attended, part.sampled, workload.temperature)
             ratio = (logprobs - logprobs.detach()).exp()
