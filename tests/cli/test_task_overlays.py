@@ -52,8 +52,6 @@ def reference(name, problem):
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_overlay(name):
-    if name == "math.yaml" and not hasattr(verifiers, "MathAnswer"):
-        pytest.skip("needs the verifier MathAnswer")
     data = module(name, **LOCAL[name])
     data.setup("fit")
     assert data.rollouts_per_update == 64 and data.group_size == 8
