@@ -6,6 +6,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ssgrpo_lightning.alternation import SSGRPO
+
 
 class VerifierWatch(L.Callback):
     """Says that verdicts are missing, how many and why, before a run is lost to it.
@@ -34,6 +36,8 @@ class VerifierWatch(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        if not isinstance(pl_module, SSGRPO):
+            return
         self.quiet -= 1
         metrics = outputs["metrics"]
         if self.quiet > 0 or metrics["verifier/none_frac"] <= self.none_over:

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 GRADE, CONTEST = SAMPLES + "grade_school.jsonl", SAMPLES + "competition.jsonl"
 LOCAL = {
     "gsm8k.yaml": {"train": GRADE + "[:64]", "validation": GRADE + "[64:]", "test": None},
-    "math.yaml": {"train": CONTEST + "[:16]", "validation": CONTEST + "[16:]", "test": None},
+    "math.yaml": {"train": CONTEST + "[:14]", "validation": CONTEST + "[14:]", "test": None},
     "reasoning_gym.yaml": {"train_problems": 16, "held_out_problems": 8},
     "tool_calls.yaml": {},
     "table.yaml": {},

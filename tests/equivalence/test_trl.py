@@ -10,7 +10,7 @@ from types import MethodType, SimpleNamespace
 import pytest
 import torch
 
-from ssgrpo_lightning.advantages import GroupRelative
+from ssgrpo_lightning.advantages import GroupRelative, outcomes_of
 from ssgrpo_lightning.engines import Samples, Sampling
 from ssgrpo_lightning.losses import (
     K3,
@@ -430,7 +430,7 @@ def test_advantages_of_the_real_trainer(trainer, scale):
     batch = trainer._generate_and_score_completions(rows)
     trainer.scale_rewards = before
     rollouts = as_rollouts(batch, Pretrained().tokenizer())
-    mine = GroupRelative(scale)(rollouts)
+    mine = GroupRelative(scale)(outcomes_of(rollouts))
     torch.testing.assert_close(mine, batch["advantages"], atol=1e-6, rtol=1e-6)
 
 
@@ -449,7 +449,7 @@ def test_loss_and_gradient_of_the_real_trainer(trainer, generated):
     module.policy = Policy(trainer.model, codec)
     module.anchor.copy = Pretrained().load()
     rollouts = module.referred(as_rollouts(generated, codec))
-    advantages = GroupRelative()(rollouts)[:, None] * rollouts.sampled
+    advantages = GroupRelative()(outcomes_of(rollouts))[:, None] * rollouts.sampled
     divisor = module.reduction.count(module.learnt(rollouts))
     mine, _ = module.loss(CreditedRollouts(rollouts, advantages), divisor)
     mine.backward()

@@ -177,7 +177,7 @@ def test_normalise_then_sum_says_what_it_lacks(weights, parts):
 
 def test_parts_of_a_verdict_reach_the_rollouts(make_rollouts):
     made = make_rollouts([1.0, 0.0])
-    verdicts = [Verdict(0.75, "", (1.0, 0.5)), Verdict(0.0, "", (0.0, None))]
+    verdicts = [Verdict(0.75, parts=(1.0, 0.5)), Verdict(0.0, parts=(0.0, None))]
     rollouts = assemble(
         prompts=[[3]] * 2,
         samples=_samples(made),

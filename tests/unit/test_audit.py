@@ -48,7 +48,7 @@ def test_a_direction_that_all_groups_share_has_more_signal_than_noise_has(policy
     credit = shared + noise / 10
     found = audit.gradients(policy, six, credit, [2 * credit, noise], blocks=4)
     exact, twice, noisy = audit.snr(found, torch.ones(1, 4))[0]
-    torch.testing.assert_close(twice, exact)  # scale is no signal
+    torch.testing.assert_close(twice, exact, rtol=1e-4, atol=0)  # scale is no signal
     assert noisy < exact
     # A block drawn twice is as good as each drawn twice; the blocks alone decide.
     torch.testing.assert_close(audit.snr(found, torch.full((1, 4), 2.0))[0, 0], exact)

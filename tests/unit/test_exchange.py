@@ -218,4 +218,4 @@ def test_what_runs_goes_with_its_policy_and_when_another_is_sampled_from(monkeyp
 @pytest.mark.parametrize("engine", ["VllmEngine", "VllmServer"])
 def test_stop_strings_are_refused_where_no_text_is_seen(engine):
     with pytest.raises(ValueError, match=f"but {engine} samples token ids"):
-        refuse_stop_strings(engine, Sampling(stop=["\n"]))
+        refuse_stop_strings(engine, Sampling(stop=("\n",)))
