@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ssgrpo_lightning.advantages import GroupRelative, outcomes_of
-from ssgrpo_lightning.engines import Samples, Sampling
+from ssgrpo_lightning.engines import Samples
 from ssgrpo_lightning.losses import (
     K3,
     Bnpo,
@@ -420,6 +420,7 @@ def as_rollouts(generated, codec):
         texts=[""] * 8,
         pad_id=codec.pad_id,
         policy_step=0,
+        temperature=0.9,
     )
 
 
@@ -443,9 +444,7 @@ def test_loss_and_gradient_of_the_real_trainer(trainer, generated):
     trainer.model.zero_grad()
 
     corrected = KlInLoss(RatioCorrected(K3()))
-    module = PolicyModule(
-        torch.optim.AdamW, beta=0.3, kl=corrected, sampling=Sampling(temperature=0.9)
-    )
+    module = PolicyModule(torch.optim.AdamW, beta=0.3, kl=corrected)
     module.policy = Policy(trainer.model, codec)
     module.anchor.copy = Pretrained().load()
     rollouts = module.referred(as_rollouts(generated, codec))
