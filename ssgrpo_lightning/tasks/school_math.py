@@ -3,45 +3,10 @@
 import re
 from dataclasses import dataclass
 
+from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.tasks.table import Row, TableTask
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
-_STATED = re.compile(r"#### (-?[0-9.,]+)")
-_BOXES = ("\\boxed", "\\fbox")
-
-
-def stated_number(solution: str) -> str | None:
-    r"""The number after ``#### `` in a solution of GSM8K, without its commas (2110.14168).
-
-    >>> stated_number("He pays 3 * 400 = <<3*400=1200>>1,200 coins.\n#### 1,200")
-    '1200'
-    """
-    found = _STATED.search(solution)
-    return found[1].replace(",", "") if found else None
-
-
-def last_boxed(solution: str) -> str | None:
-    r"""What the last ``\boxed{…}`` or ``\fbox{…}`` of a solution of MATH holds (2103.03874).
-
-    Braces are counted, escaped ones are not. ``\boxed 7`` reaches to the end of the formula. None
-    where there is no box, or its braces never close.
-
-    >>> last_boxed(r"So \boxed{1}, no, $\boxed{\frac{1}{2}}$.")
-    '\\frac{1}{2}'
-    """
-    start = max(solution.rfind(box) for box in _BOXES)
-    if start < 0:
-        return None
-    inside = solution[start:].removeprefix(_BOXES[0]).removeprefix(_BOXES[1])
-    if inside.startswith(" ") and not inside.lstrip().startswith("{"):
-        return inside.split("$")[0].strip()
-    inside = inside.lstrip()
-    depth = 0
-    for found in re.finditer(r"\\.|[{}]", inside, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth <= 0:
-            return inside[1 : found.start()] if found[0] == "}" else None
-    return None
 
 
 @dataclass(frozen=True)
@@ -68,7 +33,7 @@ class Gsm8k(TableTask):
     """Text added to every question, such as how to state the answer."""
 
     def answer(self, row: Row, where: str) -> str:
-        number = stated_number(row[self.answer_column])
+        number = after_hashes(row[self.answer_column])
         if number is None:
             raise ValueError(
                 f"{type(self).__name__}: {where} ends with {row[self.answer_column][-40:]!r}, must "

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.problems import Problem, Verdict
-from ssgrpo_lightning.verifiers.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.verifiers.hostile import FAMILIES, hostile_completions
 
 _NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?")

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Any, Literal
 
+from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.problems import Problem, Verdict
-from ssgrpo_lightning.verifiers.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.verifiers.pool import Pooled
 from ssgrpo_lightning.verifiers.verifier import Verifier
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.records import Problem
 from ssgrpo_lightning.stored import _problem
 from ssgrpo_lightning.tasks import Gsm8k, Math, TableTask, ToolCalls
-from ssgrpo_lightning.tasks.school_math import last_boxed, stated_number
 from ssgrpo_lightning.tasks.table import SAMPLES
 from ssgrpo_lightning.verifiers import FinalNumber
 
@@ -40,8 +40,8 @@ def write(tmp_path):
         ("12", None),
     ],
 )
-def test_stated_number(solution, answer):
-    assert stated_number(solution) == answer
+def test_after_hashes(solution, answer):
+    assert after_hashes(solution) == answer
 
 
 @pytest.mark.parametrize(

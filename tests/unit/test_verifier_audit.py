@@ -7,9 +7,12 @@ import lightning as L
 import pytest
 import torch
 
+from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.callbacks import VerifierWatch
 from ssgrpo_lightning.cli import main
+from ssgrpo_lightning.credit import Broadcast
 from ssgrpo_lightning.metrics import rollout_sums
+from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.problems import Problem, Verdict
 from ssgrpo_lightning.verifiers import FinalNumber, Verifier
 from ssgrpo_lightning.verifiers.audit import audit, near_misses, paraphrases
@@ -103,7 +106,8 @@ def test_the_command_refuses_a_template_without_an_answer(tmp_path):
 
 def test_missing_verdicts_are_warned_of_once_in_ten_updates(make_rollouts):
     watch, rollouts = VerifierWatch(), make_rollouts([1.0, None])
-    trainer, module = L.Trainer(accelerator="cpu", logger=False), L.LightningModule()
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    module = SSGRPO(PolicyModule(torch.optim.AdamW), credit=Broadcast())
 
     def update(step, none):
         row = {"verifier/none_frac": none, "verifier/killed_frac": 0.0, "policy_step": step}

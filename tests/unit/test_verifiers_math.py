@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.verifiers import MathAnswer, MathComparison
-from ssgrpo_lightning.verifiers.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.verifiers.mathematics import as_math
 
 math_verify = pytest.importorskip("math_verify")
