@@ -189,7 +189,7 @@ class SSGRPO(Evaluation):
         policy, rollouts = self.policy, batch.rollouts
         if self.policy_step < self.warmup_updates:
             return policy.metrics({})
-        batch = policy.focused(batch, partial(parallel.gathered, self))
+        batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [

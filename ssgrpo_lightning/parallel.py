@@ -34,6 +34,13 @@ def global_min(module: L.LightningModule, x: Tensor) -> Tensor:
 
 
 def gathered(module: L.LightningModule, x: Tensor) -> Tensor:
+    """Rows of all ranks, in their order; every rank must call it, with as many."""
+    if module.trainer.world_size == 1:
+        return x
+    return module.all_gather(x).flatten(0, 1)  # pyright: ignore
+
+
+def pooled(module: L.LightningModule, x: Tensor) -> Tensor:
     """Rows of all ranks, in their order; every rank must call it, with any number of them."""
     if module.trainer.world_size == 1:
         return x

@@ -104,7 +104,7 @@ class AdapterOff(Reference):
         training = policy.training
         policy.eval()
         try:
-            with policy.without_adapter():  # pyright: ignore[reportCallIssue]
+            with policy.without_adapter():
                 yield policy
         finally:
             policy.train(training)

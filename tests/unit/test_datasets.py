@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from ssgrpo_lightning.extraction import after_hashes, last_boxed
 from ssgrpo_lightning.records import Problem
 from ssgrpo_lightning.stored import _problem
 from ssgrpo_lightning.tasks import Gsm8k, Math, TableTask, ToolCalls
@@ -27,39 +26,6 @@ def write(tmp_path):
         return str(path)
 
     return write
-
-
-@pytest.mark.parametrize(
-    ("solution", "answer"),
-    [
-        ("so\n#### 1,234,567", "1234567"),
-        ("#### -3", "-3"),
-        ("#### 0.5 metres", "0.5"),
-        ("#### $12", None),  # the authors' pattern wants the number at once
-        ("####12", None),
-        ("12", None),
-    ],
-)
-def test_after_hashes(solution, answer):
-    assert after_hashes(solution) == answer
-
-
-@pytest.mark.parametrize(
-    ("solution", "answer"),
-    [
-        (r"\boxed{1} and \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
-        (r"\fbox{7}", "7"),
-        (r"$\boxed 7$ apples", "7"),
-        (r"$\boxed{\{1, 2\}}$", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # an escaped brace closes nothing
-        (r"\boxed{}", ""),
-        (r"\boxed{1", None),
-        (r"\boxed7", None),
-        ("7", None),
-    ],
-)
-def test_last_boxed(solution, answer):
-    assert last_boxed(solution) == answer
 
 
 def test_the_grade_school_sample_computes_what_it_says():

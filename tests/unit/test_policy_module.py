@@ -21,7 +21,7 @@ from ssgrpo_lightning.losses import (
     Surrogate,
     TokenTruncated,
 )
-from ssgrpo_lightning.parallel import Tally, gathered
+from ssgrpo_lightning.parallel import Tally, pooled
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.policy_module import RATIO, PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts
@@ -218,7 +218,7 @@ def test_only_the_tokens_of_highest_entropy_keep_their_advantage(batch):
 
 
 def test_numbers_of_ranks_that_differ_in_count_come_together():
-    assert gathered(Ranks(2), torch.tensor([1.0])).tolist() == [1, 7, 8, 9]
+    assert pooled(Ranks(2), torch.tensor([1.0])).tolist() == [1, 7, 8, 9]
 
 
 # --- KL and its reference -----------------------------------------------------------------------
