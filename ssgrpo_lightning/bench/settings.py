@@ -22,6 +22,8 @@ ARMS = (
     Arm("group_confidence", "group confidence"),
     Arm("causal_steps", "causal steps"),
     Arm("critic", "critic"),
+    Arm("critic_shared", "critic on the policy"),
+    Arm("skill_gate", "SS-GRPO, skill gate"),
     Arm("monte_carlo", "Monte Carlo"),
 )
 
