@@ -161,14 +161,8 @@ def train(recipe: Recipe, seed: int = 0) -> tuple[Policy, float]:
     return policy, solved
 
 
-def save(policy: Policy, folder: Path) -> None:
-    """Write weights and tokenizer, for `Pretrained` to load."""
-    policy.model.save_pretrained(folder)
-    policy.codec.tokenizer.save_pretrained(folder)
-
-
 def load_or_build(name: str, folder: Path) -> Policy:
     """The policy of one of RECIPES from its folder, trained and written there if it is missing."""
     if not (folder / "model.safetensors").is_file():
-        save(train(RECIPES[name])[0], folder)
+        train(RECIPES[name])[0].save(folder)
     return Pretrained(str(folder.resolve())).load()
