@@ -59,14 +59,15 @@ def export(
         _refuse_other_scale(module, config)
     saved = saved_weights.read(checkpoint)
     policy = _load(module, saved.weights, keep)
+    precision = dtype or module.model.dtype
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         new = Path(beside) / "new"
         new.mkdir()
-        _write(module, policy, new, keep, dtype)
+        _write(module, policy, new, keep, precision)
         rank = module.lora.rank if keep and module.lora is not None else None
         measured = _measured(saved.rest, run)
-        text = card(out.name, module.model, method, measured, config, rank)
+        text = card(out.name, module.model, precision, method, measured, config, rank)
         files = sorted([README, *(path.name for path in new.iterdir())])
         (new / README).write_text(f"{text}\n{WRITTEN}{' '.join(files)} -->\n")
         for name in files:  # safetensors leaves files that no server under another user may read
@@ -143,7 +144,7 @@ def _refuse_other_architecture(own: Mapping[str, Tensor], weights: Mapping[str, 
         raise ValueError(f"the checkpoint has a parameter {unexpected}, not the model: {way_out}")
 
 
-def _write(module: PolicyModule, policy: Policy, folder: Path, keep: bool, dtype: str | None):
+def _write(module: PolicyModule, policy: Policy, folder: Path, keep: bool, dtype: str) -> None:
     """Weights, tokenizer and settings."""
     model, tokenizer = policy.model, policy.codec.tokenizer
     # Whatever ended a completion in training ends it wherever it is served.
@@ -151,7 +152,7 @@ def _write(module: PolicyModule, policy: Policy, folder: Path, keep: bool, dtype
     model.generation_config.pad_token_id = policy.codec.pad_id
     if module.lora is not None and not keep:
         lora.merge(model)
-    model.to(getattr(torch, dtype or module.model.dtype))
+    model.to(getattr(torch, dtype))
     if not keep:
         policy.save(folder)
         return

@@ -15,6 +15,7 @@ TAG = "ssgrpo-lightning"
 def card(
     name: str,
     base: Pretrained,
+    dtype: str,
     method: Mapping[str, str],
     metrics: Mapping[str, Any],
     config: str,
@@ -25,6 +26,7 @@ def card(
     Args:
         name: Name of the model, and of the folder in which it lies.
         base: What it was trained from.
+        dtype: Precision of its weights.
         method: What trained it, by swap point.
         metrics: What was measured of it.
         config: The run's config as YAML.
@@ -44,7 +46,7 @@ def card(
         + ".",
         "\n".join(["| | |", "|---|--:|", *(f"| {k} | {v} |" for k, v in metrics.items())]),
         "## Use",
-        _use(name, base, adapter_rank),
+        _use(name, base, dtype, adapter_rank),
         "## Config of the run",
         f"```yaml\n{config.strip()}\n```",
     ]
@@ -58,18 +60,18 @@ def base_id(base: Pretrained) -> str:
     return Path(name).name.removesuffix(".gguf") if local else name
 
 
-def _use(name: str, base: Pretrained, adapter_rank: int | None) -> str:
+def _use(name: str, base: Pretrained, dtype: str, adapter_rank: int | None) -> str:
     """How it is loaded, where it lies in a folder of that name."""
     given = ", ".join(f"{key}={value!r}" for key, value in base.source().items())
     load = f'AutoModelForCausalLM.from_pretrained("{name}")'
-    serve = f"vllm serve {name}"
+    serve = f"vllm serve {name} --dtype {dtype}"
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
     if adapter_rank is not None:
         lines.append("from peft import PeftModel")
         load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({given}), "{name}")'
         path = base.source()["pretrained_model_name_or_path"]
         limit = max(8, 1 << (adapter_rank - 1).bit_length())  # vLLM takes powers of two
-        serve = f"vllm serve {path} --enable-lora --max-lora-rank {limit} "
+        serve = f"vllm serve {path} --dtype {dtype} --enable-lora --max-lora-rank {limit} "
         serve += f"--lora-modules {name}=./{name}"
     lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")', f"model = {load}"]
     python = "\n".join(lines)
