@@ -55,11 +55,10 @@ def test_every_quick_task_scores_its_references_as_the_library_does():
 def test_it_judges_in_a_worker_whose_first_verdict_does_not_wait_for_the_library():
     scorer = Weighted([Noisy(ReasoningGymScore(), flip=0.0)], [1.0])
     judge = Isolated(scorer, workers=1, seconds=1.0)  # less than it takes to import
-    right, wrong = first("chain_sum"), first("simple_integration")
-    said = [tagged(right.answer), tagged("0.123"), tagged("exit()"), tagged(right.answer)]
-    verdicts = judge.batch(said, [right, wrong, wrong, right])
-    assert [v.reward for v in verdicts] == [1, 0, 0, 1]
-    assert "would evaluate" in verdicts[2].reason
+    right = first("chain_sum")
+    said = [tagged(right.answer), tagged("0.123"), tagged(right.answer)]
+    verdicts = judge.batch(said, [right] * 3)
+    assert [v.reward for v in verdicts] == [1, 0, 1]
 
 
 def test_splits_and_seeds_share_no_question_even_in_a_small_task():
