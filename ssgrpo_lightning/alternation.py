@@ -98,7 +98,7 @@ class SSGRPO(Evaluation):
         self.inner_epochs, self.minibatches = inner_epochs, minibatches
         self.estimator_every, self.estimator_epochs = estimator_every, estimator_epochs
         self.estimator_patience, self.gate, self.probe = estimator_patience, gate, probe
-        self.watch, self.resample = Watch(), None
+        self.watch = Watch()
         self.was_open: bool | None = None  # until a gate has acted
         self.warmup_updates, self.seed = warmup_updates, seed
         self.ready = False
@@ -116,8 +116,6 @@ class SSGRPO(Evaluation):
             rollouts = self.policy.referred(rollouts)
         with self.phase("score"):
             rollouts = self.shaped(rollouts)
-            if self.resample is not None:
-                self.resample.sampling = self.sampling
             # Before the estimator has learnt from them.
             scores = self.score(rollouts, self.advantages(rollouts))
             probe = self.probe(self, rollouts)
@@ -294,8 +292,8 @@ class SSGRPO(Evaluation):
         if self.estimator is not None and policy is not None:
             self.estimator.configure_model()
             judge = self.datamodule.judge
-            self.resample = Resampler(policy, self.engine, judge, self.sampling, self.seed)
-            self.estimator.estimator.bind(policy, self.resample)
+            resample = Resampler(policy, self.engine, judge, self.policy.sampling, self.seed)
+            self.estimator.estimator.bind(policy, resample)
             if self.warmup_updates and not self.estimator.learns:
                 raise ValueError(
                     f"model.warmup_updates is {self.warmup_updates}, but "

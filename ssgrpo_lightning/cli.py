@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test``, ``predict`` and ``audit`` from YAML."""
+"""The command line from YAML: Lightning's commands, ``audit`` and ``export``."""
 
 import logging
 import sys
@@ -45,6 +45,10 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
 }
 
+# Commands of our Trainer need no devices, also where the config was made for many.
+OURS = ("audit", "export")
+ONE_PROCESS = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+
 OPTIONAL = {"enable_progress_bar": "progress", "enable_checkpointing": "checkpoint"}
 
 
@@ -74,8 +78,11 @@ class SSGRPOCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's, and the audit of a verifier."""
-        return {**LightningCLI.subcommands(), "audit": {"model", "datamodule"}}
+        """Lightning's and our Trainer's."""
+        return LightningCLI.subcommands() | {name: {"model", "datamodule"} for name in OURS}
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the checkpoint unread: configs beat what it may say of hyperparameters."""
 
     def instantiate_classes(self) -> None:
         try:
@@ -100,6 +107,8 @@ class SSGRPOCLI(LightningCLI):
             if not any(isinstance(logger, CSVLogger) for logger in others):
                 root = config.get("default_root_dir")
                 kwargs["logger"] = [CSVLogger(root, name=""), *others]
+        if self.subcommand in OURS:
+            kwargs |= ONE_PROCESS
         return super().instantiate_trainer(**kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:

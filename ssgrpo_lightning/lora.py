@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save_file
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,32 @@ class Lora:
             )
 
 
+def merge(model: Any) -> None:
+    """Add the adapter to the weights it adapts, and leave a model that has none."""
+    for name, layer in list(_adapted(model)):
+        layer.merge(safe_merge=True)  # refuses an adapter that is not finite
+        model.set_submodule(name, layer.get_base_layer())
+
+
+def save(model: Any, folder: Path, base: str) -> None:
+    """Write the adapter alone, for peft to load.
+
+    Args:
+        model: A transformers model with the adapter.
+        folder: Where to.
+        base: Name or folder of the model that it stands on.
+    """
+    from peft import get_peft_model_state_dict
+
+    config = model.peft_config["default"]
+    config.base_model_name_or_path, config.task_type = base, "CAUSAL_LM"
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
 @contextmanager
 def adapter_off(model: Any) -> Iterator[None]:
     """Switch a model's adapter off for a while.
@@ -69,7 +98,7 @@ def adapter_off(model: Any) -> Iterator[None]:
     Raises:
         ValueError: It has none.
     """
-    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    layers = [layer for _, layer in _adapted(model)]
     if not layers:
         raise ValueError("the policy has no adapter to switch off: set policy.lora")
     for layer in layers:
@@ -79,3 +108,8 @@ def adapter_off(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
+    """Layers that have an adapter, by name."""
+    return ((name, m) for name, m in model.named_modules() if hasattr(m, "lora_A"))

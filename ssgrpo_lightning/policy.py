@@ -123,6 +123,10 @@ class Pretrained:
 
     def _model(self, gradient_checkpointing: bool) -> Any:
         model = self.weights()
+        if "gguf_file" in self.source():
+            # The weights are plain numbers by now; these marks say otherwise.
+            model.hf_quantizer = None
+            del model.config.quantization_config
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model.train()
@@ -280,6 +284,11 @@ class Policy(nn.Module):
     def head(self, hidden: Float[Tensor, "*any hidden"]) -> Float[Tensor, "*any vocabulary"]:
         """Logits of hidden states."""
         return self.model.get_output_embeddings()(hidden)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and settings, for `Pretrained` or any Hugging Face reader."""
+        self.model.save_pretrained(folder)
+        self.codec.tokenizer.save_pretrained(folder)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """While it lasts the model is what it was before its LoRA adapter learnt anything."""

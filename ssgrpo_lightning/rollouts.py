@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -160,6 +162,8 @@ class Prefix:
     problem: Problem = field(hash=False)
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
+    temperature: float = 1.0
+    """That it was sampled at, and is continued at."""
 
 
 def step_prefixes(rollouts: Rollouts, before: Bool[Tensor, "rollout step"]) -> list[Prefix]:
@@ -170,7 +174,12 @@ def step_prefixes(rollouts: Rollouts, before: Bool[Tensor, "rollout step"]) -> l
     prompts = [tuple(t[m].tolist()) for t, m in zip(rollouts.tokens, given)]
     completions = [tuple(t[m].tolist()) for t, m in zip(rollouts.tokens, rollouts.sampled)]
     return [
-        Prefix(rollouts.problems[row], prompts[row], completions[row][: starts[row][step]])
+        Prefix(
+            rollouts.problems[row],
+            prompts[row],
+            completions[row][: starts[row][step]],
+            rollouts.temperature,
+        )
         for row, step in before.nonzero().tolist()
     ]
 
@@ -191,11 +200,12 @@ class Resampler:
     judge: Judge
     """Verifies the whole text, prefix included."""
     sampling: Sampling
-    """How they were drawn; the token budget is that of the whole completion."""
+    """How they are drawn, but for the temperature, which a prefix brings along; the token budget
+    is that of the whole completion."""
     seed: int = 0
     """Seed of the noise."""
     at_once: int = 64
-    """Prefixes that go to the engine together, of like length."""
+    """Prefixes that go to the engine together, of one temperature and like length."""
     calls: int = field(default=0, init=False)
     """Re-rollouts sampled so far."""
     tokens: int = field(default=0, init=False)
@@ -213,11 +223,13 @@ class Resampler:
             repeats: Re-rollouts of each, below 4096.
             policy_step: Policy updates made so far.
         """
-        distinct = sorted(dict.fromkeys(prefixes), key=lambda prefix: len(prefix.completion))
+        distinct = sorted(dict.fromkeys(prefixes), key=lambda p: (p.temperature, len(p.completion)))
         pending = []  # verdicts on one part are reached while the next is sampled
-        for start in range(0, len(distinct), self.at_once):
-            part = distinct[start : start + self.at_once]
-            pending.append(self._sample(part, repeats, policy_step))
+        for temperature, alike in groupby(distinct, attrgetter("temperature")):
+            together = list(alike)
+            for start in range(0, len(together), self.at_once):
+                part = together[start : start + self.at_once]
+                pending.append(self._sample(part, repeats, policy_step, temperature))
         rewards = [
             float("nan") if verdict.reward is None else verdict.reward
             for verdicts in pending
@@ -227,12 +239,13 @@ class Resampler:
         return torch.tensor([means[prefix] for prefix in prefixes])
 
     def _sample(
-        self, part: Sequence[Prefix], repeats: int, policy_step: int
+        self, part: Sequence[Prefix], repeats: int, policy_step: int, temperature: float
     ) -> Callable[[], list[Verdict]]:
         # All may grow by what the shortest may, and are then cut to what they may themselves:
         # tokens do not depend on later ones, so each is what its own budget would have given.
         room = [max(self.sampling.max_new_tokens - len(p.completion), 0) for p in part]
-        sampling = replace(self.sampling, max_new_tokens=max(*room, 1))
+        budget = max(*room, 1)
+        sampling = replace(self.sampling, max_new_tokens=budget, temperature=temperature)
         keys = [
             (self.seed, policy_step, p.problem.id, RESAMPLED | len(p.completion) << 12 | k)
             for p in part

@@ -52,6 +52,8 @@ def check_settings(module: "SSGRPO", estimator: EstimatorModule | None) -> None:
             f"model.warmup_updates is {module.warmup_updates}, but model.credit is {credit}, which "
             "needs no estimator that could warm up: set it to 0"
         )
+    for sampling in (module.policy.sampling, module.policy.evaluation):
+        module.engine.check(sampling)
     surrogate = module.policy.surrogate
     if not surrogate.keeps_credit and not isinstance(module.credit, Broadcast):
         warnings.warn(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import wandb
-from transformers import AutoModelForSequenceClassification
 
 from ssgrpo_lightning.engines import Samples, Sampling, TransformersEngine
 from ssgrpo_lightning.policy import Policy, Pretrained
@@ -68,18 +67,6 @@ def prms(tmp_path_factory) -> Path:
     classifier(Pretrained(), folder / "prm")
     separator(Pretrained(), folder / "prm_separator")
     return folder
-
-
-def outcome_classifier(folder: Path, labels: int = 1) -> None:
-    """Write an untrained outcome reward model with the body of the shipped policy."""
-    torch.manual_seed(0)
-    policy = Pretrained()
-    model, _ = policy.weights(
-        AutoModelForSequenceClassification, num_labels=labels, output_loading_info=True
-    )
-    torch.nn.init.normal_(model.score.weight, std=0.1)
-    model.save_pretrained(folder)
-    policy.tokenizer().tokenizer.save_pretrained(folder)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"problems", "records", "functional", "sandbox", "extraction"},
-    {"layout", "lora", "schedules", "policy_settings"},
+    {"layout", "lora", "schedules", "policy_settings", "saved_weights"},
     {
         "tasks",
         "verifiers",
@@ -28,10 +28,10 @@ LAYERS = [
         "curriculum",
         "temperature",
     },
-    {"engines", "objectives", "references", "judge", "outcome_rewards"},
+    {"engines", "objectives", "references", "model_card", "judge", "outcome_rewards"},
     {"credit", "rollouts"},
     {"estimators", "controls", "stored", "policy_module", "gating"},
-    {"data"},
+    {"data", "export"},
     {"baselines", "monte_carlo", "process_rewards", "critic"},
     {"estimator_module"},
     {"parallel"},

@@ -35,16 +35,13 @@ class StepAudit(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, SSGRPO)
-        data, sampling, policy = (
-            pl_module.datamodule,
-            pl_module.sampling,
-            pl_module.policy.policy,
-        )
+        data, seed = pl_module.datamodule, pl_module.seed
+        policy, sampling = pl_module.policy.policy, pl_module.policy.sampling
         assert policy is not None
         problems = data.problems["validation"][: self.problems]
-        rollouts = pl_module.collect(problems, data.group_size, sampling)
+        rollouts = pl_module.collect(problems, data.group_size, pl_module.sampling)
         scores = pl_module.score(rollouts)
-        resample = Resampler(policy, pl_module.engine, data.judge, sampling, pl_module.seed)
+        resample = Resampler(policy, pl_module.engine, data.judge, sampling, seed)
         self.auditor.to(pl_module.device).bind(policy, resample)
         audited = self.auditor(rollouts).sigmoid()
         failed = rollouts.rewards < 1

@@ -93,6 +93,14 @@ class RolloutEngine(ABC):
     seeds another generator: the same call gives the same completions, and another batch gives them
     up to the rounding of its arithmetic."""
 
+    def check(self, sampling: Sampling) -> None:
+        """Refuse, before models load, what this engine cannot do.
+
+        Raises:
+            ValueError: Completions cannot be drawn so.
+        """
+        return
+
     @abstractmethod
     def generate(
         self,

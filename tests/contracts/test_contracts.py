@@ -49,6 +49,7 @@ from ssgrpo_lightning.shaping import Shaping, SoftOverlong
 from ssgrpo_lightning.tasks import ChainArithmetic, Gsm8k, Math, ReasoningGym, TableTask, Task
 from ssgrpo_lightning.tasks.table import SAMPLES
 from ssgrpo_lightning.temperature import Temperature
+from ssgrpo_lightning.tiny_policy.build import outcome_classifier
 from ssgrpo_lightning.tiny_prm import classifier
 from ssgrpo_lightning.verifiers import (
     Choice,
@@ -66,7 +67,6 @@ from ssgrpo_lightning.verifiers import (
     Verifier,
     Weighted,
 )
-from tests.conftest import outcome_classifier
 
 # An untrained process reward model; the folder lives as long as the tests.
 PRM = tempfile.TemporaryDirectory()

@@ -7,13 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssgrpo_lightning.engines import Sampling, TransformersEngine, VllmEngine, vllm
+from ssgrpo_lightning.engines import Sampling, TransformersEngine, VllmEngine, VllmServer, vllm
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.engines.exchange import (
     Completion,
     export,
     fingerprint,
-    refuse_stop_strings,
     seeds,
     to_samples,
     weights,
@@ -181,6 +180,25 @@ def test_weights_are_pushed_where_they_changed_and_memory_is_given_back(pupil, m
     assert recorder.calls == [*push, "wake_up", "generate", "sleep", "wake_up", *push]
 
 
+def test_memory_is_given_back_where_a_push_or_a_call_fails_too(pupil, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(vllm, "_start", lambda *_: recorder)
+    running = vllm._Running(VllmEngine(), pupil)
+
+    def lost(*args, **kwargs):
+        raise RuntimeError("device lost")
+
+    recorder.collective_rpc = lost
+    with pytest.raises(RuntimeError, match="device lost"), running.awake(pupil):
+        pass
+    assert recorder.calls == ["sleep"] and running.pushed is None
+    del recorder.collective_rpc
+    with pytest.raises(RuntimeError, match="device lost"), running.awake(pupil):
+        lost()
+    push = ["wake_up", "collective_rpc", "reset_prefix_cache"]
+    assert recorder.calls == ["sleep", *push, "sleep"]
+
+
 def test_without_vllm_the_error_names_the_extra(policy, prompts, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     noise = uniform_noise([(0, 0, p, 0) for p in range(6)], 8)
@@ -215,7 +233,9 @@ def test_what_runs_goes_with_its_policy_and_when_another_is_sampled_from(monkeyp
     assert not vllm._RUNNING
 
 
-@pytest.mark.parametrize("engine", ["VllmEngine", "VllmServer"])
+@pytest.mark.parametrize("engine", [VllmEngine(), VllmServer("folder")])
 def test_stop_strings_are_refused_where_no_text_is_seen(engine):
-    with pytest.raises(ValueError, match=f"but {engine} samples token ids"):
-        refuse_stop_strings(engine, Sampling(stop=("\n",)))
+    engine.check(Sampling())
+    with pytest.raises(ValueError, match=f"but {type(engine).__name__} samples token ids"):
+        engine.check(Sampling(stop=("\n",)))
+    TransformersEngine().check(Sampling(stop=("\n",)))

@@ -11,7 +11,7 @@ import reasoning_gym
 
 from ssgrpo_lightning.records import Problem
 from ssgrpo_lightning.tasks import ReasoningGym
-from ssgrpo_lightning.verifiers import ReasoningGymScore
+from ssgrpo_lightning.verifiers import Isolated, Noisy, ReasoningGymScore, Weighted
 from ssgrpo_lightning.verifiers.gym import _scorer, harmless
 
 SMALL = {"train_problems": 3, "held_out_problems": 2}
@@ -50,6 +50,15 @@ def test_every_quick_task_scores_its_references_as_the_library_does():
             wrong.append((name, verdict, own))
         assert judge("no tags at all", problem).reward == 0
     assert not wrong and len(QUICK) > 85
+
+
+def test_it_judges_in_a_worker_whose_first_verdict_does_not_wait_for_the_library():
+    scorer = Weighted([Noisy(ReasoningGymScore(), flip=0.0)], [1.0])
+    judge = Isolated(scorer, workers=1, seconds=1.0)  # less than it takes to import
+    right = first("chain_sum")
+    said = [tagged(right.answer), tagged("0.123"), tagged(right.answer)]
+    verdicts = judge.batch(said, [right] * 3)
+    assert [v.reward for v in verdicts] == [1, 0, 1]
 
 
 def test_splits_and_seeds_share_no_question_even_in_a_small_task():

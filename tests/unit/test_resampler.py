@@ -1,6 +1,6 @@
 """Re-rollouts from prefixes, and the values of steps that are made of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -124,6 +124,21 @@ def test_a_larger_budget_of_others_does_not_show(policy, prefixes):
     long = max(prefixes, key=lambda prefix: len(prefix.completion))
     alone = short([long], 4, 0)
     torch.testing.assert_close(short([*prefixes, long], 4, 0)[-1:], alone)
+
+
+def test_a_prefix_is_continued_at_the_temperature_it_was_sampled_at(policy, rollouts, prefixes):
+    assert {prefix.temperature for prefix in prefixes} == {1.0}
+    cool = replace(rollouts, temperature=0.2)
+    cooler = step_prefixes(cool, every_step(cool))
+
+    def means(prefixes, usual=1.0):
+        return Resampler(policy, TransformersEngine(), JUDGE, Sampling(48, usual))(prefixes, 3, 5)
+
+    # Together, as one rule may ask for rollouts of several updates, and whatever is usual.
+    both = means([*prefixes, *cooler], usual=0.7)
+    assert torch.equal(both[: len(prefixes)], means(prefixes))
+    assert torch.equal(both[len(prefixes) :], means(cooler))
+    assert not torch.equal(means(cooler), means(prefixes))
 
 
 # --- MonteCarlo ---------------------------------------------------------------------------------

@@ -32,6 +32,13 @@ class Nothing(Verifier):
         return Verdict(None, "no idea")
 
 
+class Careless(Verifier):
+    """Takes every answer that begins as the reference does."""
+
+    def __call__(self, completion, problem):
+        return Verdict(float(completion.startswith("#" + problem.answer)))
+
+
 def test_what_should_be_equal_is_and_what_should_not_is_not():
     assert paraphrases("-1234.5")["thousands separators"] == "-1,234.5"
     assert paraphrases(r"-\frac{1}{2}")["plain fraction"] == "-1/2"
@@ -54,10 +61,18 @@ def test_the_report_counts_and_shows_what_is_wrong():
     found = audit(FinalNumber("#").batch, PROBLEMS)
     assert found.template == "#{answer}"
     rows = {(r[0], r[1]): r[2:] for r in found.rows()}
-    assert rows["near miss", "two answers"] == (3, 3, 0, 0)
+    assert rows["near miss", "two answers"] == (3, 0, 0, 0)
     assert rows["near miss", "one more"] == (3, 0, 0, 0)
     assert rows["paraphrase", "units"] == (3, 0, 0, 0)
-    assert "false accept: '#72 or 73' for '72'" in found.table()
+    assert rows["paraphrase", "as it is"] == (3, 0, 0, 0)
+    careless = audit(Careless().batch, PROBLEMS, "#{answer}")
+    assert {(r[0], r[1]): r[2:] for r in careless.rows()}["near miss", "two answers"] == (
+        3,
+        3,
+        0,
+        0,
+    )
+    assert "false accept: '#72 or 73' for '72'" in careless.table()
     assert len(json.loads(found.json())["findings"]) == len(found.findings)
     none = audit(Nothing().batch, PROBLEMS)
     assert {f.kind for f in none.findings} == {"no verdict"}
@@ -91,7 +106,7 @@ def test_the_command_reports_and_loads_no_model(tmp_path, capsys, monkeypatch):
         ]
     )
     shown = capsys.readouterr().out
-    assert "completions look like '#{answer}'" in shown and "false accept" in shown
+    assert "completions look like '#{answer}'" in shown and "mistake" in shown
     rows = json.loads(out.read_text())["rows"]
     assert {r["set"] for r in rows} == {"paraphrase", "near miss", "hostile"}
     assert sum(r["false_rejects"] + r["no_verdict"] for r in rows) == 0

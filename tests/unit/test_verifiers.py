@@ -22,6 +22,13 @@ def verdict(verifier, completion, answer):
         ("#12\n#13", "12", 0.0),  # the last marker counts
         ("12", "12", 0.0),  # no marker
         ("# none", "12", 0.0),
+        ("#40 or 41", "40", 0.0),  # every number on the line must be right
+        ("#40 or 41", "41", 0.0),
+        ("#12-5", "12", 0.0),
+        ("#12 and 1/2", "12", 0.0),
+        ("#3:30", "3", 0.0),
+        ("#12 (= 12.0)\n7 more", "12", 1.0),  # as is 12, and other lines do not matter
+        ("#\n12 apples", "12", 1.0),
         ("# -1,234.50", "-1234.5", 1.0),
         ("#12", "The answer is 12", 1.0),
         ("#12", "twelve", None),  # a reference without a number has no verdict
@@ -35,11 +42,14 @@ def test_final_number_without_marker_and_with_tolerance():
     assert verdict(FinalNumber(), "3 apples and 4 make 7.", "7") == 1
     assert verdict(FinalNumber(tolerance=0.01), "3.14", "3.1416") == 1
     assert verdict(FinalNumber(), "3.14", "3.1416") == 0
+    assert verdict(FinalNumber("#", 0.01), "#3.14, that is 3.1416", "3.1416") == 1
+    assert verdict(FinalNumber(), "40 or 41", "41") == 1  # the last, and nothing announces it
 
 
 def test_a_million_digits_end_in_time():
     start = time.perf_counter()
     assert verdict(FinalNumber("#"), "#" + "9" * 1_000_000, "9") == 0
+    assert verdict(FinalNumber("#"), "#" + "9 " * 1_000_000, "9") == 1
     assert time.perf_counter() - start < 5
 
 

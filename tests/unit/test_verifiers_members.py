@@ -9,6 +9,7 @@ import torch
 
 from ssgrpo_lightning.outcome_rewards import OutcomeRewardModel
 from ssgrpo_lightning.problems import Problem, Verdict
+from ssgrpo_lightning.tiny_policy.build import outcome_classifier
 from ssgrpo_lightning.verifiers import (
     Choice,
     ExactMatch,
@@ -20,7 +21,6 @@ from ssgrpo_lightning.verifiers import (
     SchemaCheck,
     Weighted,
 )
-from tests.conftest import outcome_classifier
 
 
 def reward(verifier, completion, answer="1"):

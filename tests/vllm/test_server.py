@@ -1,12 +1,5 @@
 """The server engine against a real vLLM server on this machine."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
-from urllib.request import urlopen
-
 import pytest
 import torch
 
@@ -14,43 +7,20 @@ from ssgrpo_lightning.engines import Sampling, TransformersEngine, VllmServer
 from ssgrpo_lightning.engines.engine import uniform_noise
 from ssgrpo_lightning.engines.exchange import export
 from ssgrpo_lightning.policy import Pretrained
+from tests.vllm.conftest import serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-MINUTES = 8  # to start; 65 seconds to 4 minutes were seen on a busy machine
 
 
 @pytest.fixture
 def server(engine, policy, tmp_path):
     """URL of a server, and its process; it starts with the shipped weights."""
     # Untied, as a CPU keeps a packed copy of the LM head that a reload of tied weights leaves.
-    served = export(policy, tmp_path / "served", untied=True)
-    policy.codec.tokenizer.save_pretrained(served)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = f"""
-        -m vllm.entrypoints.openai.api_server --model {served} --host 127.0.0.1 --port {port}
-        --dtype float32 --enforce-eager --kv-cache-memory-bytes {1 << 28}
-        --logprobs-mode processed_logprobs --generation-config vllm
-    """
-    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # which the other engine turns off
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command.split()], env=os.environ | settings, stdout=log, stderr=log
-        )
-    url, end = f"http://127.0.0.1:{port}", time.time() + MINUTES * 60
-    while True:
-        try:
-            urlopen(f"{url}/health", timeout=5)
-            break
-        except OSError:
-            ended = process.poll() is not None or time.time() > end
-            assert not ended, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(1)
-    yield url, process
-    process.terminate()
-    process.wait(60)
+    folder = export(policy, tmp_path / "served", untied=True)
+    policy.codec.tokenizer.save_pretrained(folder)
+    options = "--logprobs-mode processed_logprobs --generation-config vllm"
+    with serving(folder, tmp_path / "log", options, VLLM_SERVER_DEV_MODE="1") as running:
+        yield running
 
 
 def test_a_real_server_follows_the_policy_and_its_death_is_told(server, task, tmp_path):

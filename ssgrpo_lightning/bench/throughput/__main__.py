@@ -21,7 +21,6 @@ from ssgrpo_lightning.bench.throughput.figures import keys, summarise
 from ssgrpo_lightning.bench.throughput.page import learning_page, lines, page
 from ssgrpo_lightning.bench.throughput.trl_arm import require
 from ssgrpo_lightning.policy import Pretrained
-from ssgrpo_lightning.tiny_policy.build import save
 from ssgrpo_lightning.verifiers import Noisy
 
 GROWTH = "growth"
@@ -92,11 +91,7 @@ def unpacked(workload: Workload, folder: Path) -> Workload:
         return workload
     where = (folder / workload.name.partition("-")[0]).resolve()
     if not (where / "model.safetensors").is_file():
-        policy = Pretrained(workload.model).load()
-        # The weights are plain numbers by now; these marks say otherwise.
-        policy.model.hf_quantizer = None
-        del policy.model.config.quantization_config
-        save(policy, where)
+        Pretrained(workload.model).load().save(where)
     return replace(workload, model=str(where))
 
 

@@ -11,7 +11,7 @@ from ssgrpo_lightning.bench.throughput.arms import GRPO, SSGRPO, TRL, Workload, 
 from ssgrpo_lightning.bench.throughput.figures import summarise
 from ssgrpo_lightning.policy import Codec, Policy
 from ssgrpo_lightning.tasks import ChainArithmetic
-from ssgrpo_lightning.tiny_policy.build import build_model, build_tokenizer, save, vocabulary
+from ssgrpo_lightning.tiny_policy.build import build_model, build_tokenizer, vocabulary
 from ssgrpo_lightning.verifiers import FinalNumber, Noisy
 
 ARMS, UPDATES = (TRL, GRPO, SSGRPO), 2
@@ -48,7 +48,7 @@ def random_policy(entries: int, folder: Path) -> int:
     ids |= {f"word{i} ": i for i in range(len(ids), entries)}
     torch.manual_seed(0)
     model = build_model(ids)
-    save(Policy(model, Codec(build_tokenizer(ids))), folder)
+    Policy(model, Codec(build_tokenizer(ids))).save(folder)
     return 3 * 4 * sum(p.numel() for p in model.parameters())
 
 
