@@ -4,8 +4,8 @@ from ssgrpo_lightning.parallel.collectives import (
     everyones,
     gathered,
     global_max,
-    global_min,
     global_sum,
+    objects,
     pooled,
 )
 from ssgrpo_lightning.parallel.strategies import FSDP2, refuse_unsupported, shard
@@ -23,8 +23,8 @@ __all__ = [
     "everyones",
     "gathered",
     "global_max",
-    "global_min",
     "global_sum",
+    "objects",
     "optimiser_state_on",
     "optimiser_step",
     "pooled",
