@@ -77,6 +77,6 @@ class _Counting(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again, as operations on what this rank holds
         if func.namespace in NAMESPACES and "wait" not in func.__name__:
-            name = func._schema.name.split("::")[1].rstrip("_")
-            self.counts[NAMES.get(name, name)] += 1
+            name = str(func._schema.name).split("::")[1].rstrip("_")
+            self.counts[str(NAMES.get(name, name))] += 1
         return func(*args, **(kwargs or {}))

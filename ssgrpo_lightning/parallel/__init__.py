@@ -1,5 +1,6 @@
 """The only package that knows ranks and strategies."""
 
+from ssgrpo_lightning.parallel.balance import credited, even_shares
 from ssgrpo_lightning.parallel.collectives import (
     everyones,
     gathered,
@@ -20,6 +21,8 @@ __all__ = [
     "FSDP2",
     "Tally",
     "count_update",
+    "credited",
+    "even_shares",
     "everyones",
     "gathered",
     "global_max",
