@@ -10,11 +10,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMESPACES = ("c10d", "_c10d_functional")
+# FSDP2 gathers weights into one tensor, all else is gathered as a list.
 NAMES = {
-    "_allgather_base": "all_gather",
+    "_allgather_base": "all_gather_weights",
     "allgather": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_into_tensor": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather_weights",
+    "all_gather_into_tensor": "all_gather_weights",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
     "allreduce": "all_reduce",
