@@ -194,7 +194,7 @@ class SSGRPO(Evaluation):
             return policy.metrics({})
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
-        groups, no_tokens = int(parallel.global_max(self, rollouts.group.max())) + 1, mask.sum() * 0
+        groups, no_tokens = int(parallel.global_max(self, rollouts.group.max())) + 1, mask.sum() * 0.0
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
             tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
