@@ -23,7 +23,7 @@ from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
 from ssgrpo_lightning.evaluation import Evaluation
-from ssgrpo_lightning.functional import counted_generator, spread_steps
+from ssgrpo_lightning.functional import counted_generator
 from ssgrpo_lightning.gating import FixedGate, Gate, Watch
 from ssgrpo_lightning.interventions import Intervened
 from ssgrpo_lightning.policy_module import PolicyModule
@@ -111,19 +111,19 @@ class SSGRPO(Evaluation):
     def training_step(self, problems: list[Problem], batch_idx: int) -> dict[str, Any]:
         """One update. The mapping it returns reaches the callbacks as ``outputs``."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        with self.phase("rollout"):
-            rollouts, drawn = self.collection(self, problems)
-            rollouts = self.policy.referred(rollouts)
-        with self.phase("score"):
-            rollouts = self.shaped(rollouts)
-            # Before the estimator has learnt from them.
-            scores = self.score(rollouts, self.advantages(rollouts))
-            probe = self.probe(self, rollouts)
-            skill = note_skill(self, probe)
-            step_advantages = self.rule(scores)
-            advantages = spread_steps(step_advantages, rollouts.step)
+        with self.whole():
+            with self.phase("rollout"):
+                rollouts, drawn = self.collection(self, problems)
+                rollouts = self.policy.referred(rollouts)
+            with self.phase("score"):
+                rollouts = self.shaped(rollouts)
+                # Before the estimator has learnt from them.
+                scores = self.score(rollouts, self.advantages(rollouts))
+                probe = self.probe(self, rollouts)
+                skill = note_skill(self, probe)
+                step_advantages = self.rule(scores)
         with self.phase("policy"):
-            learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
+            learnt = self.policy_phase(parallel.credited(self, rollouts, step_advantages))
         with self.phase("estimator"):
             learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill | drawn
         self.finish_update()
@@ -174,7 +174,10 @@ class SSGRPO(Evaluation):
         if advantages is None:
             advantages = self.advantage(outcomes_of(rollouts))
         outcomes = outcome_scores(rollouts, advantages)
-        return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
+        if self.estimator is None:
+            return outcomes
+        with self.whole():
+            return self.estimator.score(rollouts, outcomes)
 
     @property
     def rule(self) -> CreditRule:
@@ -189,11 +192,15 @@ class SSGRPO(Evaluation):
             return policy.metrics({})
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
+        groups = int(parallel.global_max(self, rollouts.group.max())) + 1
+        no_tokens = torch.zeros((), device=self.device)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
             tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
             for epoch in range(self.inner_epochs)
-            for rows in minibatches(rollouts, self.minibatches, self._generator(epoch))
+            for rows in minibatches(
+                rollouts.group, groups, self.minibatches, self._generator(epoch)
+            )
             for live, idle in [(rows[learns[rows]], rows[~learns[rows]])]
         ]
         if len(steps) > 1:
@@ -201,8 +208,9 @@ class SSGRPO(Evaluation):
             batch = replace(batch, old=policy.logprobs(rollouts, first_pass))
         optimizer, tally = self.optimizers_by_name()["policy"], parallel.Tally()
         for live, idle in steps:
-            counts = torch.stack([policy.reduction.count(mask[rows]) for rows in live + idle])
-            divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
+            # A rank may have nothing of a small minibatch.
+            counts = [policy.reduction.count(mask[rows]) for rows in live + idle] or [no_tokens]
+            divisor = parallel.global_sum(self, torch.stack(counts).sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
                 parallel.optimiser_step(self, policy, optimizer, losses, tally)
@@ -281,7 +289,7 @@ class SSGRPO(Evaluation):
                 f"data is {type(self.datamodule).__name__}, must be a RolloutDataModule: SSGRPO "
                 "samples its rollouts; stored ones fit an EstimatorModule alone"
             )
-        parallel.refuse_unsupported(self)
+        parallel.refuse_unsupported(self.trainer.strategy)
         check_prompts(self.policy, self.datamodule.problems)
 
     def configure_model(self) -> None:
@@ -299,6 +307,7 @@ class SSGRPO(Evaluation):
                     f"model.warmup_updates is {self.warmup_updates}, but "
                     f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
                 )
+        parallel.shard(self)
 
     def teardown(self, stage: str) -> None:
         if self.policy.policy is not None:

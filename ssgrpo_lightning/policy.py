@@ -17,6 +17,7 @@ from ssgrpo_lightning.functional import token_scores
 from ssgrpo_lightning.layout import Layout, SharedPrompt, hidden_states
 from ssgrpo_lightning.lora import Lora, adapter_off
 from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.sharding import Shardable, decoder_layers
 
 PACKAGE = "pkg://"
 TINY_POLICY = PACKAGE + "ssgrpo_lightning/tiny_policy"
@@ -209,8 +210,11 @@ class Trunk(nn.Module):
         return hidden_states(self.model, tokens, attended)
 
 
-class Policy(nn.Module):
+class Policy(Shardable):
     """A causal language model that reports on the tokens it sampled.
+
+    Its own forward pass ends with the LM head, and is what a strategy hooks: there the head's
+    weight is whole, also one tied to the embedding, and its gradient finds the way to the shards.
 
     Args:
         model: A transformers causal language model.
@@ -220,6 +224,8 @@ class Policy(nn.Module):
         layout: How a micro-batch is laid out for the decoder.
         compile: Compile the decoder's forward and backward pass over a micro-batch, for any shape.
     """
+
+    passes = ("hidden",)
 
     def __init__(
         self,
@@ -289,6 +295,15 @@ class Policy(nn.Module):
         """Write weights, tokenizer and settings, for `Pretrained` or any Hugging Face reader."""
         self.model.save_pretrained(folder)
         self.codec.tokenizer.save_pretrained(folder)
+
+    def layers(self) -> list[nn.Module]:
+        return decoder_layers(self.model)
+
+    def idle(self) -> Tensor:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=self.model.device)
+        sampled = torch.tensor([[False, True]], device=tokens.device)
+        logprobs, _ = self(tokens, torch.ones_like(sampled), sampled)
+        return 0 * logprobs.sum()
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """While it lasts the model is what it was before its LoRA adapter learnt anything."""
