@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
+from typing import Any
 
 import lightning as L
 import torch
@@ -68,11 +70,36 @@ def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice
     return replace(own, **of_all), slice(rank * len(own), (rank + 1) * len(own))
 
 
+def objects_of_ranks(trainer: L.Trainer, own: Any) -> list[Any]:
+    """What every rank has, in their order, on rank 0; nothing on the others. All must call it."""
+    if trainer.world_size == 1:
+        return [own]
+    found = [None] * trainer.world_size if trainer.is_global_zero else None
+    torch.distributed.gather_object(own, found)
+    return found or []
+
+
 class Tally:
-    """Sums of what losses report over the micro-batches and optimiser steps of a phase."""
+    """Sums of what losses report over the micro-batches and optimiser steps of a phase.
+
+    Attributes:
+        sums: The sums, of the steps that were made.
+        made: Whether any was.
+        skipped: Steps that were skipped because loss or gradient was not finite.
+        in_a_row: Those of them since the last one that was made.
+        offending: Of the last of them, the micro-batches whose loss was not finite, or all.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
+        self.made, self.skipped, self.in_a_row = False, 0, 0
+        self.offending: list[Loss] = []
+
+    def skip(self, losses: "Sequence[Loss]", values: Sequence[Tensor]) -> None:
+        """Count a step that is skipped."""
+        self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+        bad = [loss for loss, value in zip(losses, values) if not bool(value.isfinite())]
+        self.offending = bad or list(losses)
 
     def add(self, parts: dict[str, Tensor]) -> None:
         """Add detached scalars by name; of those named ``…/min`` or ``…/max`` keep the extreme."""
@@ -109,7 +136,8 @@ def _merging(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return {"min": torch.minimum, "max": torch.maximum}.get(name.rsplit("/", 1)[-1], torch.add)
 
 
-Loss = Callable[[], tuple[Tensor, dict[str, Tensor]]]
+# Calls a loss on a micro-batch, its first argument.
+Loss = partial[tuple[Tensor, dict[str, Tensor]]]
 
 
 def optimiser_step(
@@ -120,6 +148,8 @@ def optimiser_step(
     tally: Tally,
 ) -> None:
     """One optimiser step over micro-batches; none, on any rank, where no rank has one.
+
+    A step whose loss or gradient is not finite on any rank is skipped on all, and counted.
 
     Args:
         root: Module that the trainer knows.
@@ -132,16 +162,25 @@ def optimiser_step(
     if not float(global_sum(root, share)):
         return
     optimizer.zero_grad()
+    found = []
     for index, loss in enumerate(losses):
         with only_last_syncs(root, last=index + 1 == len(losses)):
             value, parts = loss()
             # DDP averages over ranks, and the divisor already counts them all.
             root.manual_backward(value * root.trainer.world_size)
-        tally.add({"loss": value, **parts})
+        found.append({"loss": value.detach(), **parts})
     limit = float("inf") if module.max_grad_norm is None else module.max_grad_norm
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
+    values = [parts["loss"] for parts in found]
+    finite = torch.stack([norm, *values]).isfinite().all()
+    if not float(global_min(root, finite.float())):
+        optimizer.zero_grad()
+        tally.skip(losses, values)
+        return
     optimizer.step()
-    tally.add({"grad_norm": norm, "steps": torch.ones_like(norm)})
+    tally.made, tally.in_a_row = True, 0
+    for parts in [*found, {"grad_norm": norm, "steps": torch.ones_like(norm)}]:
+        tally.add(parts)
 
 
 @contextmanager

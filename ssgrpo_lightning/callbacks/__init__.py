@@ -2,6 +2,7 @@
 
 from ssgrpo_lightning.callbacks.adversarial import Adversarial
 from ssgrpo_lightning.callbacks.progress import PhaseBar
+from ssgrpo_lightning.callbacks.recovery import Recovery
 from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
 from ssgrpo_lightning.callbacks.run import PredictionWriter, RunConfig
 from ssgrpo_lightning.callbacks.step_audit import StepAudit
@@ -13,6 +14,7 @@ __all__ = [
     "Adversarial",
     "PhaseBar",
     "PredictionWriter",
+    "Recovery",
     "RolloutLog",
     "RunConfig",
     "StepAudit",
