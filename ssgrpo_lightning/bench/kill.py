@@ -79,7 +79,7 @@ SETTINGS = {
 
 
 def judge(completion: str, problem: Problem) -> float:
-    """A verifier of a user's own, whose verdicts err by what it draws from the global generators."""
+    """A verifier of a user's own, which errs by what it draws from the global generators."""
     reward = FinalNumber("#")(completion, problem).reward or 0.0
     drawn = max(random.random(), float(np.random.random()), float(torch.rand(())))
     return reward if drawn < 0.97 else 1 - reward

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import time
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ def test_a_harmful_pickle_does_not_run(tmp_path, plain):
         WholeFiles().load_checkpoint(path, weights_only=False)
     assert update_of(path) is None and not harm.exists()
     # The same file is harmful to who reads it without care.
-    torch.load(path, weights_only=False)
+    with suppress(RuntimeError):
+        torch.load(path, weights_only=False)
     assert harm.exists()
 
 

@@ -30,6 +30,8 @@ def assert_equal(a, b):
         for name, value in vars(one).items():
             other = getattr(two, name)
             if isinstance(value, torch.Tensor):
+                if one is a.scores and value.ndim == 2:  # nothing reads where there is no step
+                    value, other = value * a.scores.mask, other * a.scores.mask
                 assert torch.equal(value.nan_to_num(-1), other.nan_to_num(-1)), name
                 assert value.dtype == other.dtype, name
             else:
