@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def saved(module: "SSGRPO") -> dict[str, Any]:
-    """What `taken_up` needs; every rank must call it, rank 0 gets that of all."""
+    """What `taken_up` needs; every rank must call it."""
     waiting = [plain(batch) for batch in module.datamodule.buffer]
     return {
         "policy_step": module.policy_step,
@@ -34,7 +34,7 @@ def saved(module: "SSGRPO") -> dict[str, Any]:
         "temperature": module.heat,
         "skipped_in_a_row": dict(module.skipped_in_a_row),
         # Each rank's updates that wait for the next estimator phase.
-        "waiting": parallel.objects_of_ranks(module.trainer, waiting) if waiting else [],
+        "waiting": parallel.objects(module, waiting) if waiting else [],
     }
 
 

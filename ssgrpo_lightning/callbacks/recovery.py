@@ -58,7 +58,7 @@ class Recovery(Checkpoint):
             logger.save()
         tables = [x.experiment for x in trainer.loggers if isinstance(x, MetricsFile)]
         checkpoint["recovery"] = {
-            "random": parallel.objects_of_ranks(trainer, random_state()),
+            "random": parallel.objects(pl_module, random_state()),
             "validation_due": trainer.training and _validation_follows(trainer),
             # Of `metrics.csv`: those after them belong to updates that a resumed run makes again.
             "rows": tables[0].written if tables and trainer.is_global_zero else 0,
