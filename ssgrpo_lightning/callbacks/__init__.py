@@ -1,6 +1,7 @@
 """Everything optional around the alternation, as Lightning callbacks."""
 
 from ssgrpo_lightning.callbacks.adversarial import Adversarial
+from ssgrpo_lightning.callbacks.collectives import CollectiveCount
 from ssgrpo_lightning.callbacks.progress import PhaseBar
 from ssgrpo_lightning.callbacks.recovery import Recovery
 from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
@@ -12,6 +13,7 @@ from ssgrpo_lightning.callbacks.weight_entropy import WeightEntropy
 
 __all__ = [
     "Adversarial",
+    "CollectiveCount",
     "PhaseBar",
     "PredictionWriter",
     "Recovery",
