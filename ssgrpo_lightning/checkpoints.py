@@ -37,7 +37,7 @@ class WholeFiles(TorchCheckpointIO):
     ) -> None:
         if "://" in str(path):  # object stores show a file once it is complete
             return super().save_checkpoint(checkpoint, path, storage_options)
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for turn in range(self.tries):
             try:
                 return _replace(Path(path), lambda file: torch.save(checkpoint, file))

@@ -139,9 +139,9 @@ class SSGRPOCLI(LightningCLI):
                 if found is None:
                     print(f"no checkpoint below {root} yet: the run starts from the beginning")
                 path = config["ckpt_path"] = None if found is None else str(found)
-            elsewhere = not path or "://" in path or path in ("best", "hpc")
-            if not elsewhere and not Path(path).is_dir():  # which is a sharded one
-                checkpoints.read(Path(path))
+            if path is None or "://" in path or path in ("best", "hpc") or Path(path).is_dir():
+                return
+            checkpoints.read(Path(path))
         except ValueError as error:
             self._refuse(error)
 

@@ -35,7 +35,7 @@ class MetricsFile(CSVLogger):
     @rank_zero_experiment
     def experiment(self) -> "Table":
         """The table."""
-        if self._experiment is None:
+        if not isinstance(self._experiment, Table):
             self._experiment = Table(self.log_dir, self.rows)
         return self._experiment
 

@@ -109,9 +109,8 @@ def share(parts: Sequence[ScoredRollouts], rank: int, ranks: int) -> ScoredRollo
     steps = max(part.scores.mask.shape[1] for part in parts)
     scores = {
         name: torch.cat([_wider(getattr(part.scores, name), steps) for part in parts])
+        for name, value in vars(parts[0].scores).items()
         if isinstance(value, Tensor)
-        else value
-        for name, value in _values(parts[0].scores).items()
     }
     # Group k of a part was dealt in round k, to its rank.
     rounds = [(k, r) for r, part in enumerate(parts) for k in range(_groups(part))]
@@ -119,7 +118,8 @@ def share(parts: Sequence[ScoredRollouts], rank: int, ranks: int) -> ScoredRollo
     own = [(rollouts.group == group).nonzero()[:, 0] for group in dealt[rank::ranks]]
     sizes = torch.tensor([len(rows) for rows in own], device=rollouts.group.device)
     group = torch.arange(len(own), device=sizes.device).repeat_interleave(sizes)
-    picked = ScoredRollouts(rollouts, StepScores(**scores)).select(torch.cat(own))
+    everything = ScoredRollouts(rollouts, replace(parts[0].scores, **scores))
+    picked = everything.select(torch.cat(own))
     return ScoredRollouts(
         replace(picked.rollouts, group=group), replace(picked.scores, group=group)
     )
