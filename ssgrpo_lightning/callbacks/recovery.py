@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -73,9 +74,10 @@ class Recovery(Checkpoint):
         self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
         self.clock, self.saved_at = monotonic(), trainer.global_step
         self.received = 0
-        # Only now: Lightning has registered its own, which would stop without a checkpoint, and
-        # which send to all ranks from within a handler.
-        self.former = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            # Only now: Lightning has registered its own, which would stop without a checkpoint, and
+            # which send to all ranks from within a handler.
+            self.former = {number: signal.signal(number, self._receive) for number in SIGNALS}
         if self.resumed is None:
             return
         self._restore_random(trainer)
