@@ -1,4 +1,4 @@
-"""Killed in any phase and resumed, a run ends like one that was left alone; a planted fault shows."""
+"""Killed in any phase and resumed, a run ends like one left alone; a planted fault shows."""
 
 import json
 import os
