@@ -39,7 +39,7 @@ from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.verifiers import FinalNumber
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
-PHASES = (
+PHASES: tuple[str, ...] = (
     "start",
     "rollout",
     "score",
@@ -183,7 +183,8 @@ def _run(root: Path, updates: int, plant: str | None) -> None:
     code = 1
     try:
         log = os.open(root / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
+        for stream in (1, 2):
+            os.dup2(log, stream)
         mark = str(root / "phase")
         marks = f"{{class_path: {__spec__.name}.NAME, init_args: {{path: {mark}}}}}"
         words = [
@@ -212,7 +213,8 @@ def _forgetting(plant: str | None) -> Iterator[None]:
     taken_up = run_state.taken_up
 
     def restore(state: Mapping[str, Any]) -> None:
-        run_state.restore_random({**state, plant: run_state.random_state()[plant or ""]})
+        now = run_state.random_state()
+        run_state.restore_random({k: now[k] if k == plant else v for k, v in state.items()})
 
     def forget(module: Any, checkpoint: Mapping[str, Any]) -> None:
         taken_up(module, {**checkpoint, "ssgrpo": {**checkpoint["ssgrpo"], "waiting": []}})
@@ -235,9 +237,10 @@ class Killer:
     """
 
     def __init__(self, seed: int) -> None:
-        self.random, self.hits = random.Random(seed), Counter(dict.fromkeys(PHASES, 0))
+        self.random = random.Random(seed)
+        self.hits = Counter[str](dict.fromkeys(PHASES, 0))
         # How long after a phase began it is killed at most; shorter after every miss.
-        self.reach = dict.fromkeys(PHASES, 0.05)
+        self.reach: dict[str, float] = dict.fromkeys(PHASES, 0.05)
 
     def __call__(self, process: Process) -> bool:
         """Kill it; False if it came to its end first."""
