@@ -14,9 +14,17 @@ from tests.distributed.resume_jobs import run
 pytestmark = pytest.mark.distributed
 DDP = "--trainer.strategy=ddp_find_unused_parameters_true"
 STRATEGIES = {"one": [], "ddp": [DDP], "fsdp2": ["--trainer.strategy=fsdp2"]}
-PART, WHOLE = 3, 7
-# Without draws from global generators: another number of ranks has others.
-PLAIN = {**SETTINGS, "data.verifier": "{class_path: FinalNumber, init_args: {marker: '#'}}"}
+# Two updates wait for the estimator phase in the fourth; a validation comes after the fifth.
+PART, CROSSED, WHOLE = 3, 5, 7
+# Without what each rank draws or fills up for itself, so that their number changes nothing.
+PLAIN = {
+    **SETTINGS,
+    "data.verifier": "{class_path: FinalNumber, init_args: {marker: '#'}}",
+    "model.collection": "OneBatch",
+    "model.minibatches": 1,
+    "model.gate": "FixedGate",
+    "model.probe.every": 0,
+}
 
 
 def job(root, kind, steps, settings=PLAIN, **more):
@@ -32,13 +40,13 @@ def job(root, kind, steps, settings=PLAIN, **more):
 def from_to(folder, old, new):
     """Goes on with another strategy where a run of `old` stopped."""
     copy = [str(folder / f"{old}/part"), str(folder / f"{old}-{new}")]
-    return job(copy[1], new, WHOLE, copy=copy)
+    return job(copy[1], new, CROSSED, copy=copy)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    for each in (job(folder / "one/whole", "one", WHOLE), job(folder / "one/part", "one", PART)):
+    for each in (job(folder / "one/whole", "one", CROSSED), job(folder / "one/part", "one", PART)):
         run(each)
     jobs = [
         job(folder / "drawn/whole", "ddp", WHOLE, SETTINGS),
@@ -69,9 +77,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def assert_same(found, expected, tolerance):
+def assert_same(found, expected, updates, tolerance):
     found, expected = metrics(found), metrics(expected)
-    assert len(found) == len(expected) >= WHOLE + 2
+    assert len(found) == len(expected) == updates + 2
     for a, b in zip(found, expected):
         for name, value in b.items():
             if name.startswith("timing/"):
@@ -85,7 +93,7 @@ def assert_same(found, expected, tolerance):
 
 
 def test_two_ranks_go_on_as_if_they_had_never_ended(folder):
-    assert_same(folder / "drawn/run", folder / "drawn/whole", 1e-6)
+    assert_same(folder / "drawn/run", folder / "drawn/whole", WHOLE, 1e-6)
 
 
 def test_a_signal_to_one_rank_ends_both_with_a_code_that_says_so(folder):
@@ -96,8 +104,7 @@ def test_a_signal_to_one_rank_ends_both_with_a_code_that_says_so(folder):
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_both(folder):
     rows = [row for row in metrics(folder / "spoilt") if row["reward"]]
-    # Two optimiser steps per update.
-    assert [float(row["skipped_steps"]) for row in rows] == [0, 2, 0]
+    assert [float(row["skipped_steps"]) for row in rows] == [0, 1, 0]
     assert all(float(row["grad_norm"]) == float(row["grad_norm"]) for row in rows)
 
 
@@ -105,4 +112,4 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_both(folder):
 @pytest.mark.parametrize("old", STRATEGIES)
 def test_a_run_goes_on_with_another_strategy_and_number_of_ranks(folder, old, new):
     if (old, new) != ("one", "one"):  # which is tested to the last bit elsewhere
-        assert_same(folder / f"{old}-{new}", folder / "one/whole", 1e-4)
+        assert_same(folder / f"{old}-{new}", folder / "one/whole", CROSSED, 1e-4)
