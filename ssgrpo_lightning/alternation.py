@@ -6,7 +6,7 @@ Left out of this file on purpose: how rollouts are sampled (`rollouts`), what a 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssgrpo_lightning import parallel
+from ssgrpo_lightning import faults, parallel, run_state
 from ssgrpo_lightning.advantages import Advantage, GroupRelative, outcomes_of
 from ssgrpo_lightning.collection import Collection, OneBatch
 from ssgrpo_lightning.credit import CreditRule, ValueGain, outcome_scores
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
-from ssgrpo_lightning.evaluation import Evaluation
+from ssgrpo_lightning.evaluation import Evaluation, validate_now
 from ssgrpo_lightning.functional import counted_generator
 from ssgrpo_lightning.gating import FixedGate, Gate, Watch
 from ssgrpo_lightning.interventions import Intervened
@@ -65,6 +65,8 @@ class SSGRPO(Evaluation):
         warmup_updates: First updates in which the estimator learns and the policy does not, as the
             value pretraining of VAPO (2504.05118). They count as updates in everything else:
             `max_steps`, schedules, sampling.
+        max_skipped: Optimiser steps in a row, of the policy or of the estimator, that may be
+            skipped because their loss or gradient is not finite; one more ends the run.
         seed: Seed of rollout noise and of the split into minibatches.
     """
 
@@ -86,6 +88,7 @@ class SSGRPO(Evaluation):
         gate: Gate = FixedGate(),
         probe: Probe = Probe(),
         warmup_updates: int = 0,
+        max_skipped: int = 5,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -101,7 +104,8 @@ class SSGRPO(Evaluation):
         self.watch = Watch()
         self.was_open: bool | None = None  # until a gate has acted
         self.warmup_updates, self.seed = warmup_updates, seed
-        self.ready = False
+        self.ready, self.max_skipped = False, max_skipped
+        self.skipped_in_a_row = {"policy": 0, "estimator": 0}
         self.policy_step, self.num_tokens = 0, 0
         self.seconds: dict[str, float] = {}
         check_settings(self, estimator)
@@ -189,7 +193,7 @@ class SSGRPO(Evaluation):
         """Train the policy: `inner_epochs` passes of `minibatches` optimiser steps each."""
         policy, rollouts = self.policy, batch.rollouts
         if self.policy_step < self.warmup_updates:
-            return policy.metrics({})
+            return policy.metrics({}) | faults.note(self, "policy", parallel.Tally())
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         groups = int(parallel.global_max(self, rollouts.group.max())) + 1
@@ -215,7 +219,7 @@ class SSGRPO(Evaluation):
             with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
                 parallel.optimiser_step(self, policy, optimizer, losses, tally)
         means = tally.means(self, "tokens")
-        learnt = policy.metrics(means)
+        learnt = policy.metrics(means) | faults.note(self, "policy", tally)
         assert policy.policy is not None
         policy.anchor.follow(policy.policy, self.policy_step + 1, means.get("kl"))
         return learnt
@@ -244,7 +248,9 @@ class SSGRPO(Evaluation):
         best.restore()
         self.datamodule.buffer.clear()
         means = tally.means(self, "steps")
-        return {f"estimator/{name}": means[name] for name in ("loss", "grad_norm") if name in means}
+        means = {name: means[name] for name in ("loss", "grad_norm") if name in means}
+        means |= faults.note(self, "estimator", tally)
+        return {f"estimator/{name}": value for name, value in means.items()}
 
     def finish_update(self) -> None:
         """Move schedules and counters on."""
@@ -322,20 +328,10 @@ class SSGRPO(Evaluation):
     def on_train_start(self) -> None:
         """Validate before the first update, so that every curve has its start."""
         if self.policy_step == 0 and self.trainer.val_dataloaders is not None:
-            self.trainer.validating = True
-            self.trainer.fit_loop.epoch_loop.val_loop.run()
-            self.trainer.training = True
+            validate_now(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["ssgrpo"] = {
-            "policy_step": self.policy_step,
-            "num_tokens": self.num_tokens,
-            "watch": asdict(self.watch),
-            "temperature": self.heat,
-        }
+        checkpoint["ssgrpo"] = run_state.saved(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.policy_step = checkpoint["ssgrpo"]["policy_step"]
-        self.num_tokens = checkpoint["ssgrpo"]["num_tokens"]
-        self.watch = Watch(**checkpoint["ssgrpo"].get("watch", {}))
-        self.heat = checkpoint["ssgrpo"].get("temperature", self.heat)
+        run_state.taken_up(self, checkpoint)

@@ -9,13 +9,16 @@ from typing import Any
 
 import jsonargparse
 import lightning as L
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 # The swap points that no module below imports: their members have short names once imported.
 from ssgrpo_lightning import (  # noqa: F401
     baselines,
+    checkpoints,
     controls,
     critic,
     monte_carlo,
@@ -27,12 +30,15 @@ from ssgrpo_lightning.callbacks import (
     Adversarial,
     PhaseBar,
     PredictionWriter,
+    Recovery,
     RolloutLog,
     RunConfig,
     VerifierWatch,
     WandbRun,
     WeightEntropy,
 )
+from ssgrpo_lightning.checkpoints import WholeFiles, last_of, run_to_go_on_in
+from ssgrpo_lightning.metrics_file import MetricsFile, read_rows
 from ssgrpo_lightning.trainer import Trainer
 
 TRAINER_DEFAULTS = {
@@ -49,7 +55,10 @@ TRAINER_DEFAULTS = {
 OURS = ("audit", "export")
 ONE_PROCESS = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 
-OPTIONAL = {"enable_progress_bar": "progress", "enable_checkpointing": "checkpoint"}
+OPTIONAL = {
+    "enable_progress_bar": ["progress"],
+    "enable_checkpointing": ["checkpoint", "recovery"],
+}
 
 
 class SSGRPOCLI(LightningCLI):
@@ -63,11 +72,11 @@ class SSGRPOCLI(LightningCLI):
             {
                 "checkpoint.monitor": "val/accuracy",
                 "checkpoint.mode": "max",
-                "checkpoint.save_last": True,
                 "checkpoint.filename": "update{step}-accuracy{val/accuracy:.3f}",
                 "checkpoint.auto_insert_metric_name": False,
             }
         )
+        parser.add_lightning_class_args(Recovery, "recovery")
         parser.add_lightning_class_args(PhaseBar, "progress")
         parser.add_lightning_class_args(WeightEntropy, "weight_entropy")
         parser.add_lightning_class_args(RolloutLog, "rollout_log")
@@ -81,9 +90,6 @@ class SSGRPOCLI(LightningCLI):
         """Lightning's and our Trainer's."""
         return LightningCLI.subcommands() | {name: {"model", "datamodule"} for name in OURS}
 
-    def _parse_ckpt_path(self) -> None:
-        """Leave the checkpoint unread: configs beat what it may say of hyperparameters."""
-
     def instantiate_classes(self) -> None:
         try:
             self._check_folder()
@@ -96,24 +102,64 @@ class SSGRPOCLI(LightningCLI):
         """Metrics always go to ``metrics.csv`` in the run folder, whatever else logs them."""
         config = self._get(self.config_init, "trainer")
         callback_keys = self._parser(self.subcommand).callback_keys
-        for flag, key in OPTIONAL.items():
+        for flag, keys in OPTIONAL.items():
             if config.get(flag) is False:
-                callback_keys.remove(key)
+                callback_keys[:] = [key for key in callback_keys if key not in keys]
         wanted = config.get("logger")
         if wanted is not False:
             others: list[Logger] = wanted if isinstance(wanted, list) else []
             if isinstance(wanted, Logger):
                 others = [wanted]
             if not any(isinstance(logger, CSVLogger) for logger in others):
-                root = config.get("default_root_dir")
-                kwargs["logger"] = [CSVLogger(root, name=""), *others]
+                kwargs["logger"] = [self._metrics_file(config["default_root_dir"] or "."), *others]
+        plugins = config.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, WholeFiles()]
         if self.subcommand in OURS:
             kwargs |= ONE_PROCESS
         return super().instantiate_trainer(**kwargs)
 
+    def _metrics_file(self, root: str) -> MetricsFile:
+        """The table of the run; a resumed one goes on with the rows up to its checkpoint."""
+        path = self._get(self.config, "ckpt_path")
+        if self.subcommand != "fit" or path is None or not Path(path).is_file():
+            return MetricsFile(root)
+        file, run = Path(path), run_to_go_on_in(Path(path), Path(root))
+        written = checkpoints.read(file).get("recovery", {}).get("rows", 0)
+        rows = read_rows(file.parent.parent / ExperimentWriter.NAME_METRICS_FILE, written)
+        return MetricsFile(root, run, rows)
+
+    def _parse_ckpt_path(self) -> None:
+        """Find the checkpoint and refuse what is none, before anything loads.
+
+        Lightning would let the hyper-parameters in it beat YAML and command line.
+        """
+        command = self.config.get("subcommand")
+        config = self.config[command] if command else {}
+        path = config.get("ckpt_path")
+        try:
+            if path == "last":
+                root = Path(config["trainer"]["default_root_dir"] or ".")
+                found = last_of(root)
+                if found is None:
+                    print(f"no checkpoint below {root} yet: the run starts from the beginning")
+                path = config["ckpt_path"] = None if found is None else str(found)
+            if path is None or "://" in path or path in ("best", "hpc") or Path(path).is_dir():
+                return
+            checkpoints.read(Path(path))
+        except ValueError as error:
+            self._refuse(error)
+
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except FloatingPointError as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            if error.errno not in checkpoints.FULL:
+                raise
+            sys.exit(f"error: {error}: make room, then go on with --ckpt_path=last")
         except ValueError as error:
             # Once weights are loading, an error is not the config's: show where it came from.
             if getattr(self.model, "ready", True):
@@ -135,6 +181,16 @@ class SSGRPOCLI(LightningCLI):
 
     def _check_trainer(self) -> None:
         """Point from Lightning's optimisation flags, which manual optimisation refuses, to ours."""
+        checkpoint = self._get(self.config, "checkpoint") or {}
+        for field, instead in {
+            "train_time_interval": "recovery.minutes",
+            "save_last": "recovery, which writes last.ckpt whenever it saves",
+        }.items():
+            if checkpoint.get(field):
+                raise ValueError(
+                    f"checkpoint.{field} is {checkpoint[field]}, must be left out (in manual "
+                    f"optimisation Lightning ignores time intervals): use {instead}"
+                )
         if not isinstance(self.model, SSGRPO):
             return
         precision = str(self._get(self.config, "trainer").get("precision"))

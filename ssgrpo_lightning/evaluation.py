@@ -99,3 +99,10 @@ class Evaluation(L.LightningModule):
         self.log_dict({"test/accuracy": result["accuracy"], "policy_step": float(self.policy_step)})
         self.log_dict({"test/accuracy_low": result["low"], "test/accuracy_high": result["high"]})
         self.accuracy.reset()
+
+
+def validate_now(trainer: L.Trainer) -> None:
+    """Validate in the middle of a fit, at another time than Lightning's loop would."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True

@@ -33,6 +33,7 @@ def check_settings(module: "SSGRPO", estimator: EstimatorModule | None) -> None:
             "every pass",
         ),
         "warmup_updates": (module.warmup_updates >= 0, "must be at least 0"),
+        "max_skipped": (module.max_skipped >= 0, "must be at least 0; 5 is usual"),
     }
     for field, (holds, rule) in rules.items():
         if not holds:

@@ -13,7 +13,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
     {"problems", "records", "functional", "sandbox", "extraction", "sharding"},
-    {"layout", "lora", "schedules", "policy_settings", "saved_weights"},
+    {
+        "layout",
+        "lora",
+        "schedules",
+        "policy_settings",
+        "saved_weights",
+        "checkpoints",
+        "metrics_file",
+    },
     {
         "tasks",
         "verifiers",
@@ -35,7 +43,7 @@ LAYERS = [
     {"baselines", "monte_carlo", "process_rewards", "critic"},
     {"estimator_module"},
     {"parallel"},
-    {"reporting", "probing", "evaluation", "settings", "collection"},
+    {"reporting", "probing", "evaluation", "settings", "collection", "run_state", "faults"},
     {"alternation", "tiny_policy"},
     {"report"},
     {"callbacks", "trainer"},
@@ -59,6 +67,8 @@ DOORS = {
         "data",
         "policy_module",
         "schedules",
+        "checkpoints",
+        "metrics_file",
         "estimator_module",
         "alternation",
         "evaluation",

@@ -3,6 +3,7 @@
 from ssgrpo_lightning.callbacks.adversarial import Adversarial
 from ssgrpo_lightning.callbacks.collectives import CollectiveCount
 from ssgrpo_lightning.callbacks.progress import PhaseBar
+from ssgrpo_lightning.callbacks.recovery import Recovery
 from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
 from ssgrpo_lightning.callbacks.run import PredictionWriter, RunConfig
 from ssgrpo_lightning.callbacks.step_audit import StepAudit
@@ -15,6 +16,7 @@ __all__ = [
     "CollectiveCount",
     "PhaseBar",
     "PredictionWriter",
+    "Recovery",
     "RolloutLog",
     "RunConfig",
     "StepAudit",

@@ -38,6 +38,8 @@ class RolloutLog(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.log_dir = trainer.log_dir  # asking is a broadcast, and only rank 0 writes
+        if trainer.is_global_zero and self.log_dir is not None:
+            _forget_after(trainer.global_step, Path(self.log_dir) / "rollouts.jsonl")
 
     def on_train_batch_end(
         self,
@@ -114,6 +116,15 @@ def coloured(
         reward=None if reward != reward else reward,
         reason=rollouts.reasons[row],
     )
+
+
+def _forget_after(update: int, file: Path) -> None:
+    """Take out of a file the rollouts of updates that a resumed run makes again."""
+    if file.is_file():
+        lines = file.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["policy_step"] <= update]
+        file.write_text("".join(kept))
 
 
 def _interesting(rollouts: Rollouts) -> list[int]:

@@ -51,3 +51,9 @@ class VerifierWatch(L.Callback):
             f"nothing. Most often: {often[0][0] if often else 'on another rank'}. "
             "`python train.py audit --config …` shows what the verifier makes of an answer"
         )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"quiet": self.quiet}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.quiet = state_dict["quiet"]

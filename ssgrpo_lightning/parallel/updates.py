@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 
 import lightning as L
 import torch
@@ -16,10 +16,26 @@ from ssgrpo_lightning.policy_module import PolicyModule
 
 
 class Tally:
-    """Sums of what losses report over the micro-batches and optimiser steps of a phase."""
+    """Sums of what losses report over the micro-batches and optimiser steps of a phase.
+
+    Attributes:
+        sums: The sums, of the steps that were made.
+        made: Whether any was.
+        skipped: Steps that were skipped because loss or gradient was not finite.
+        in_a_row: Those of them since the last one that was made.
+        offending: Of the last of them, the micro-batches whose loss was not finite, or all.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
+        self.made, self.skipped, self.in_a_row = False, 0, 0
+        self.offending: list[Loss] = []
+
+    def skip(self, losses: "Sequence[Loss]", values: Sequence[Tensor]) -> None:
+        """Count a step that is skipped."""
+        self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+        bad = [loss for loss, value in zip(losses, values) if not bool(value.isfinite())]
+        self.offending = bad or list(losses)
 
     def add(self, parts: dict[str, Tensor]) -> None:
         """Add detached scalars by name; of those named ``…/min`` or ``…/max`` keep the extreme."""
@@ -55,7 +71,8 @@ def _merging(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return {"min": torch.minimum, "max": torch.maximum}.get(name.rsplit("/", 1)[-1], torch.add)
 
 
-Loss = Callable[[], tuple[Tensor, dict[str, Tensor]]]
+# Calls a loss on a micro-batch, its first argument.
+Loss = partial[tuple[Tensor, dict[str, Tensor]]]
 
 
 def optimiser_step(
@@ -70,6 +87,8 @@ def optimiser_step(
     Gathering weights and averaging gradients takes all ranks, so that each makes as many passes as
     the one with the most micro-batches: idle ones behind its own.
 
+    A step whose loss or gradient is not finite on any rank is skipped on all, and counted.
+
     Args:
         root: Module that the trainer knows.
         module: Module whose parameters move.
@@ -82,18 +101,27 @@ def optimiser_step(
         return
     idle = [lambda: (module.idle(), {})] * (passes - len(losses))
     optimizer.zero_grad()
+    found = []
     for index, loss in enumerate([*losses, *idle]):
         with only_last_syncs(root, last=index + 1 == passes):
             value, parts = loss()
             # DDP averages over ranks, and the divisor already counts them all.
             root.manual_backward(value * root.trainer.world_size)
-        tally.add({"loss": value, **parts})
+        found.append({name: x.detach() for name, x in {"loss": value, **parts}.items()})
     average_whole(root, module)
     limit = float("inf") if module.max_grad_norm is None else module.max_grad_norm
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    values = [parts["loss"] for parts in found]
+    spoilt = ~torch.stack([norm, *values]).isfinite().all()
+    if float(global_max(root, spoilt.float())):
+        optimizer.zero_grad()
+        tally.skip(losses, values)
+        return
     optimizer.step()
-    tally.add({"grad_norm": norm, "steps": torch.ones_like(norm)})
+    tally.made, tally.in_a_row = True, 0
+    for parts in [*found, {"grad_norm": norm, "steps": torch.ones_like(norm)}]:
+        tally.add(parts)
 
 
 @contextmanager

@@ -46,6 +46,9 @@ def main() -> None:
     handle, parent = map(int, sys.argv[1:])
     if sys.platform == "linux":  # a hung worker does not notice that nobody listens
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        # A scheduler sends them to all processes of a job: the trainer finishes its update first.
+        signal.signal(number, signal.SIG_IGN)
     if os.getppid() == parent:
         with suppress(EOFError, OSError, MemoryError):  # hung up, or nothing left to go on with
             serve(Connection(handle))

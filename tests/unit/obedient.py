@@ -19,6 +19,8 @@ class Obeys(Verifier):
             time.sleep(0.2)
         if completion == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if completion == "end":
+            os.kill(os.getpid(), signal.SIGTERM)
         if completion == "fill":
             return Verdict(float(len(bytearray(1 << 34))))
         if completion == "raise":

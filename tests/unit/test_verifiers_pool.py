@@ -43,6 +43,10 @@ def test_a_worker_that_hangs_dies_or_fills_the_memory_is_replaced_and_the_rest_i
     assert verdicts[1].seconds == 1.0 and 0 < verdicts[0].seconds < 1
 
 
+def test_a_worker_leaves_the_signals_of_schedulers_to_the_trainer():
+    assert [v.reward for v in judge(isolated(), "end", "ok")] == [1, 1]
+
+
 def test_nothing_waits_for_what_hangs():
     verifier = isolated(workers=2, seconds=8.0)
     judge(verifier, "ok", "ok", "ok", "ok")  # both have started
