@@ -194,7 +194,10 @@ class SSGRPO(Evaluation):
             return policy.metrics({})
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
-        groups, no_tokens = int(parallel.global_max(self, rollouts.group.max())) + 1, mask.sum() * 0.0
+        groups, no_tokens = (
+            int(parallel.global_max(self, rollouts.group.max())) + 1,
+            mask.sum() * 0.0,
+        )
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
             tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
@@ -290,7 +293,7 @@ class SSGRPO(Evaluation):
                 f"data is {type(self.datamodule).__name__}, must be a RolloutDataModule: SSGRPO "
                 "samples its rollouts; stored ones fit an EstimatorModule alone"
             )
-        parallel.refuse_unsupported(self.trainer.strategy)
+        parallel.refuse_unsupported(self.trainer.strategy, self.policy.offload_optimizer)
         check_prompts(self.policy, self.datamodule.problems)
 
     def configure_model(self) -> None:
