@@ -62,7 +62,7 @@ def test_ranks_learn_what_one_process_learns(folder, strategy, count, algorithm)
             if not a.get(name):
                 continue
             seen += 1
-            close = math.isclose(float(b[name]), float(a[name]), rel_tol=1e-5, abs_tol=1e-5)
+            close = math.isclose(float(b[name]), float(a[name]), rel_tol=2e-5, abs_tol=1e-6)
             assert close, (step, name, a[name], b[name])
     assert seen >= 80
     assert any(float(row["grad_norm"]) > 0 for row in one)
