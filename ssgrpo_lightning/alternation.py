@@ -197,7 +197,7 @@ class SSGRPO(Evaluation):
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
         groups = int(parallel.global_max(self, rollouts.group.max())) + 1
-        no_tokens = torch.zeros((), device=self.device)
+        nothing = torch.zeros((), device=self.device)
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
             tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
@@ -213,7 +213,7 @@ class SSGRPO(Evaluation):
         optimizer, tally = self.optimizers_by_name()["policy"], parallel.Tally()
         for live, idle in steps:
             # A rank may have nothing of a small minibatch.
-            counts = [policy.reduction.count(mask[rows]) for rows in live + idle] or [no_tokens]
+            counts = [policy.reduction.count(mask[rows]) for rows in live + idle] or [nothing]
             divisor = parallel.global_sum(self, torch.stack(counts).sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
@@ -295,7 +295,7 @@ class SSGRPO(Evaluation):
                 f"data is {type(self.datamodule).__name__}, must be a RolloutDataModule: SSGRPO "
                 "samples its rollouts; stored ones fit an EstimatorModule alone"
             )
-        parallel.refuse_unsupported(self.trainer.strategy)
+        parallel.refuse_unsupported(self.trainer.strategy, self.policy.offload_optimizer)
         check_prompts(self.policy, self.datamodule.problems)
 
     def configure_model(self) -> None:

@@ -232,8 +232,11 @@ class RolloutDataModule(L.LightningDataModule):
     def _share(self, problems: Sequence[Problem]) -> DataLoader:
         rank, ranks = self._ranks()
         size = self.validation_batch * ranks
-        batches = [problems[i : i + size][rank::ranks] for i in range(0, len(problems), size)]
-        return loader_of([list(batch) for batch in batches])
+        batches = [list(problems[i : i + size]) for i in range(0, len(problems), size)]
+        if len(batches) > 1 and len(batches[-1]) < ranks:
+            # Every rank needs something of every batch, as all make the same calls.
+            batches[-2:] = [batches[-2] + batches[-1]]
+        return loader_of([batch[rank::ranks] for batch in batches])
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int

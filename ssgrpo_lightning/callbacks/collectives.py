@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMESPACES = ("c10d", "_c10d_functional")
+OTHER = {"wait", "wrap"}  # of these namespaces, but nothing is exchanged
 # FSDP2 gathers weights into one tensor, all else is gathered as a list.
 NAMES = {
     "_allgather_base": "all_gather_weights",
@@ -77,7 +78,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again, as operations on what this rank holds
-        if func.namespace in NAMESPACES and "wait" not in func.__name__:
+        if func.namespace in NAMESPACES and not OTHER.intersection(func.__name__.split("_")):
             name = str(func._schema.name).split("::")[1].rstrip("_")
             self.counts[str(NAMES.get(name, name))] += 1
         return func(*args, **(kwargs or {}))

@@ -247,13 +247,22 @@ def average_whole(root: L.LightningModule, module: nn.Module) -> None:
         strategy.average_whole(module)
 
 
-def refuse_unsupported(strategy: Strategy) -> None:
+def refuse_unsupported(strategy: Strategy, offloads: bool = False) -> None:
     """Refuse what manual optimisation with two alternating modules cannot keep right.
+
+    Args:
+        strategy: The trainer's.
+        offloads: Whether the policy keeps the state of its optimiser on the CPU.
 
     Raises:
         ValueError: A strategy that is not supported, with the reason and what to use.
     """
     name = type(strategy).__name__
+    if name == "FSDP2" and offloads:
+        raise ValueError(
+            "policy.offload_optimizer is true, but trainer.strategy is fsdp2, which spreads the "
+            "state of the optimiser over ranks already: leave it out"
+        )
     if name in ("SingleDeviceStrategy", "FSDP2"):
         return
     options = getattr(strategy, "_ddp_kwargs", {})

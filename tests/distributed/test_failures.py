@@ -34,7 +34,7 @@ def test_an_exception_on_one_rank_ends_all_within_a_minute(tmp_path, launcher, s
     ]
     command = [*LAUNCHERS[launcher], *Job(tmp_path / "run", options).arguments()]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, text=True, timeout=180
+        command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
     )
     over = time.time() - json.loads(note.read_text())
     assert done.returncode

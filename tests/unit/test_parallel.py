@@ -46,6 +46,12 @@ def test_what_cannot_be_kept_right_is_refused_with_the_way_out(name, options, me
         refuse_unsupported(kind(**options))
 
 
+def test_spread_state_is_not_moved_to_the_cpu_too():
+    with pytest.raises(ValueError, match="offload_optimizer is true, .*: leave it out"):
+        refuse_unsupported(FSDP2(), offloads=True)
+    refuse_unsupported(FSDP2())
+
+
 def test_tensor_parallel_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="tensor_parallel_size is 2, must be 1: the chunked"):
         FSDP2(tensor_parallel_size=2)
