@@ -251,7 +251,7 @@ class Killer:
         while passes or last != target:
             if process.is_over():
                 return False
-            sleep(0.0002)
+            sleep(0.001)
             now = process.mark.read()
             passes -= now == target != last and passes > 0
             last = now
