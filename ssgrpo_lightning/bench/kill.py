@@ -171,6 +171,11 @@ class Process:
                 raise RuntimeError(f"the run in {self.root} failed:\n{log}")
         return self.over
 
+    def wait(self) -> None:
+        """Wait until it has ended by itself."""
+        while not self.is_over():
+            sleep(0.05)
+
     def kill(self) -> str:
         """End it with SIGKILL; the phase it was in."""
         os.kill(self.pid, signal.SIGKILL)
@@ -301,29 +306,23 @@ def measure(
     """
     start, killer = monotonic(), Killer(seed)
     gc.freeze()  # forked processes share what was imported
-    whole = Process(root / "whole", updates)
-    while not whole.is_over():
-        sleep(0.05)
-    done, resumes, torn, rows, wrong, number = 0, 0, 0, 0, list[str](), 0
+    Process(root / "whole", updates).wait()
+    done, torn, rows, number, wrong = 0, 0, 0, 0, list[str]()
     while done < kills:
-        number, complete = number + 1, False
+        number += 1
         folder = root / f"run{number}"
-        while not complete:
+        process = Process(folder, updates, plant)
+        while done < kills and killer(process):
+            done, torn = done + 1, torn + any(folder.rglob("*.ckpt.partial"))
+            print(f"kill {done}: {process.mark.read()}", flush=True)
             process = Process(folder, updates, plant)
-            if done < kills and killer(process):
-                done, resumes = done + 1, resumes + 1
-                torn += any(folder.rglob("*.ckpt.partial"))
-                print(f"kill {done}: {process.mark.read()}", flush=True)
-                continue
-            while not process.is_over():
-                sleep(0.05)
-            complete = True
+        process.wait()
         found = compare(folder, root / "whole")
         rows, wrong = rows + found[0], wrong + found[1]
     return {
         "kills": done,
         "phases_hit": dict(killer.hits),
-        "resumes": resumes,
+        "resumes": done,
         "runs": number,
         "killed_with_half_a_checkpoint": torn,
         "rows_compared": rows,
