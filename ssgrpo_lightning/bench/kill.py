@@ -39,7 +39,7 @@ from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.verifiers import FinalNumber
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
-PHASES = tuple("start rollout score policy estimator logging checkpoint validation".split())
+PHASES = ("start", *alternation.PHASES, "logging", "checkpoint", "validation")
 FAULTS = ("python", "numpy", "torch", "waiting")
 WIDTH = 12
 LR = "{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {total_iters: 20}}"
