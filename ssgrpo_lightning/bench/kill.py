@@ -39,16 +39,7 @@ from ssgrpo_lightning.problems import Problem
 from ssgrpo_lightning.verifiers import FinalNumber
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
-PHASES: tuple[str, ...] = (
-    "start",
-    "rollout",
-    "score",
-    "policy",
-    "estimator",
-    "logging",
-    "checkpoint",
-    "validation",
-)
+PHASES = ("start", *alternation.PHASES, "logging", "checkpoint", "validation")
 FAULTS = ("python", "numpy", "torch", "waiting")
 WIDTH = 12
 LR = "{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {total_iters: 20}}"
@@ -171,6 +162,11 @@ class Process:
                 raise RuntimeError(f"the run in {self.root} failed:\n{log}")
         return self.over
 
+    def wait(self) -> None:
+        """Wait until it has ended by itself."""
+        while not self.is_over():
+            sleep(0.05)
+
     def kill(self) -> str:
         """End it with SIGKILL; the phase it was in."""
         os.kill(self.pid, signal.SIGKILL)
@@ -245,13 +241,15 @@ class Killer:
     def __call__(self, process: Process) -> bool:
         """Kill it; False if it came to its end first."""
         target = min(PHASES, key=lambda phase: (self.hits[phase], self.random.random()))
-        passes = 0 if target == "start" else self.random.randrange(1, 12)
+        # A run has few validations, and one that comes to its end is a start for nothing.
+        most = {"start": 0, "validation": 2, "checkpoint": 4}.get(target, 6)
+        passes = self.random.randint(min(1, most), most)
         longest = 2.0 if target == "start" else self.reach[target]
         last = process.mark.read()
         while passes or last != target:
             if process.is_over():
                 return False
-            sleep(0.0002)
+            sleep(0.001)
             now = process.mark.read()
             passes -= now == target != last and passes > 0
             last = now
@@ -299,29 +297,23 @@ def measure(
     """
     start, killer = monotonic(), Killer(seed)
     gc.freeze()  # forked processes share what was imported
-    whole = Process(root / "whole", updates)
-    while not whole.is_over():
-        sleep(0.05)
-    done, resumes, torn, rows, wrong, number = 0, 0, 0, 0, list[str](), 0
+    Process(root / "whole", updates).wait()
+    done, torn, rows, number, wrong = 0, 0, 0, 0, list[str]()
     while done < kills:
-        number, complete = number + 1, False
+        number += 1
         folder = root / f"run{number}"
-        while not complete:
+        process = Process(folder, updates, plant)
+        while done < kills and killer(process):
+            done, torn = done + 1, torn + any(folder.rglob("*.ckpt.partial"))
+            print(f"kill {done}: {process.mark.read()}", flush=True)
             process = Process(folder, updates, plant)
-            if done < kills and killer(process):
-                done, resumes = done + 1, resumes + 1
-                torn += any(folder.rglob("*.ckpt.partial"))
-                print(f"kill {done}: {process.mark.read()}", flush=True)
-                continue
-            while not process.is_over():
-                sleep(0.05)
-            complete = True
+        process.wait()
         found = compare(folder, root / "whole")
         rows, wrong = rows + found[0], wrong + found[1]
     return {
         "kills": done,
         "phases_hit": dict(killer.hits),
-        "resumes": resumes,
+        "resumes": done,
         "runs": number,
         "killed_with_half_a_checkpoint": torn,
         "rows_compared": rows,

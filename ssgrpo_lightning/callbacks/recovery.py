@@ -73,7 +73,8 @@ class Recovery(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
         self.clock, self.saved_at = monotonic(), trainer.global_step
-        self.received = 0
+        # One that came while all was set up is Lightning's knowledge.
+        self.received = int(signal.SIGTERM) if trainer.received_sigterm else 0
         if threading.current_thread() is threading.main_thread():
             # Only now: Lightning has registered its own, which would stop without a checkpoint, and
             # which send to all ranks from within a handler.

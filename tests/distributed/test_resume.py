@@ -27,6 +27,11 @@ PLAIN = {
 }
 
 
+# What each rank says of its own rollouts or problems, and the log holds of one or by rank.
+OF_ONE_RANK = ("val/reward", "val/mean_length", "val/clipped_ratio", "step/top10_text_share",
+               "step/within_variance_share", "sampling/importance_sampling_ratio/min")  # fmt: skip
+
+
 def job(root, kind, steps, settings=PLAIN, **more):
     """A run below `root`, resumed where that holds a checkpoint."""
     given = {**settings, "trainer.default_root_dir": root, "trainer.max_steps": steps}
@@ -77,12 +82,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def assert_same(found, expected, updates, tolerance):
+def assert_same(found, expected, updates, tolerance, aside=()):
     found, expected = metrics(found), metrics(expected)
     assert len(found) == len(expected) == updates + 2
     for a, b in zip(found, expected):
         for name, value in b.items():
-            if name.startswith("timing/"):
+            if name.startswith("timing/") or name in aside:
                 continue
             if not value:
                 assert not a[name], name
@@ -112,4 +117,4 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_both(folder):
 @pytest.mark.parametrize("old", STRATEGIES)
 def test_a_run_goes_on_with_another_strategy_and_number_of_ranks(folder, old, new):
     if (old, new) != ("one", "one"):  # which is tested to the last bit elsewhere
-        assert_same(folder / f"{old}-{new}", folder / "one/whole", CROSSED, 1e-4)
+        assert_same(folder / f"{old}-{new}", folder / "one/whole", CROSSED, 1e-4, OF_ONE_RANK)
