@@ -1,0 +1,147 @@
+"""One update of a policy in outline: what it holds, computes and sends on one rank."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ssgrpo_lightning.plan.meter import Meter
+from ssgrpo_lightning.policy_module import PolicyModule
+from ssgrpo_lightning.records import CreditedRollouts
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What one rank does in the policy phase of an update.
+
+    Attributes:
+        parameters: Bytes of the policy's parameters and buffers.
+        trained: Parameters of this rank that have a gradient.
+        gradients: Bytes of all gradients.
+        optimizer: Bytes of the optimiser's state.
+        reference: Bytes of the copy that a KL holds the policy to.
+        passing: Most bytes beside these in a forward and backward pass that adds to gradients.
+        reading: Most bytes beside these in a forward pass without gradient.
+        stepping: Most bytes beside these in an optimiser step.
+        parts: Micro-batches of one pass over the rollouts.
+        tokens: Tokens that such a pass computes, padding included, shared prompts once.
+        pass_flops: FLOPs of one forward and backward pass.
+        read_flops: FLOPs of one forward pass.
+        pass_traffic: Bytes of collectives of one forward and backward pass.
+        read_traffic: Bytes of collectives of one forward pass.
+    """
+
+    parameters: int
+    trained: int
+    gradients: int
+    optimizer: int
+    reference: int
+    passing: int
+    reading: int
+    stepping: int
+    parts: int
+    tokens: int
+    pass_flops: int
+    read_flops: int
+    pass_traffic: int
+    read_traffic: int
+
+
+def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's part of every tensor."""
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+
+
+def size(tensors: Iterable[Tensor]) -> int:
+    """Bytes of this rank's part of tensors; those that share a storage count once."""
+    storages = {s._cdata: s for t in local(tensors) for s in [t.untyped_storage()]}
+    return sum(s.nbytes() for s in storages.values())
+
+
+def rehearse(
+    module: PolicyModule,
+    batch: CreditedRollouts,
+    minibatches: int = 1,
+    precision: Callable[[], AbstractContextManager[object]] = torch.enable_grad,
+    on_gpu: bool = True,
+) -> Rehearsal:
+    """Go through one update: micro-batches as the module splits them, gradients, one step.
+
+    Of micro-batches of one size one is gone through; where there are several, it finds gradients to
+    add to, as all but the first do.
+
+    Args:
+        module: The policy module, with a policy in outline, spread over ranks where it is to be.
+        batch: The rollouts of this rank.
+        minibatches: Optimiser steps of one pass over them.
+        precision: The context that updates run in.
+        on_gpu: Whether the optimiser steps all parameters at a time, as torch does on a GPU.
+    """
+    assert module.policy is not None
+    rollouts, optimizer = batch.rollouts, module.configure_optimizers()["optimizer"]
+    if on_gpu:
+        for group in optimizer.param_groups:
+            if group.get("foreach", True) is None and not group.get("fused"):
+                group["foreach"] = True
+    per_step = torch.arange(len(rollouts)).tensor_split(minibatches)
+    split = [module.micro_batches(rollouts, rows) for rows in per_step]
+    parts = [rows for part in split for rows in part]
+    trained = [p for p in module.parameters() if p.requires_grad]
+    count = module.reduction.count(module.learnt(rollouts)).clamp(min=1)
+
+    def backward(rows: Tensor) -> None:
+        loss, _ = module.loss(batch.select(rows), count)
+        loss.backward()
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(module.parameters(), module.max_grad_norm or float("inf"))
+        optimizer.step()
+
+    def full_gradients() -> None:
+        for p in trained:
+            p.grad = torch.zeros_like(p)
+
+    meter = Meter()
+    meter.hold([*module.parameters(), *module.buffers()])
+    with meter, precision():
+        full_gradients()
+        step()  # from now on the optimiser has its state
+        optimizer.zero_grad()
+        held = meter.live
+        if max(map(len, split)) > 1:
+            full_gradients()
+        meter.restart()
+        backward(parts[0])
+        passing, pass_flops, pass_traffic = meter.peak - held, meter.flops, meter.gathered
+        meter.restart()
+        step()
+        stepping = meter.peak - held
+        optimizer.zero_grad()
+        meter.restart()
+        with torch.no_grad():
+            module.forward(rollouts.select(parts[0]))
+        reading, read_flops, read_traffic = meter.peak - held, meter.flops, meter.gathered
+        full_gradients()
+    gradients = size(p.grad for p in trained if p.grad is not None)
+    copy = module.anchor.copy
+    reference = 0 if copy is None else size([*copy.parameters(), *copy.buffers()])
+    state = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+    return Rehearsal(
+        parameters=size([*module.parameters(), *module.buffers()]) - reference,
+        trained=sum(p.numel() for p in local(trained)),
+        gradients=gradients,
+        optimizer=size(x for x in state if x.ndim),
+        reference=reference,
+        passing=max(passing - gradients, 0),
+        reading=reading,
+        stepping=max(stepping - gradients, 0),
+        parts=len(parts),
+        tokens=sum(module.layout.tokens(rollouts, rows) for rows in parts),
+        pass_flops=pass_flops,
+        read_flops=read_flops,
+        pass_traffic=pass_traffic,
+        read_traffic=read_traffic,
+    )
