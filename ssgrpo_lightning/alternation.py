@@ -111,19 +111,20 @@ class SSGRPO(Evaluation):
     def training_step(self, problems: list[Problem], batch_idx: int) -> dict[str, Any]:
         """One update. The mapping it returns reaches the callbacks as ``outputs``."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        with self.phase("rollout"):
-            rollouts, drawn = self.collection(self, problems)
-            rollouts = self.policy.referred(rollouts)
-        with self.phase("score"):
-            rollouts = self.shaped(rollouts)
-            if self.resample is not None:
-                self.resample.sampling = self.sampling
-            # Before the estimator has learnt from them.
-            scores = self.score(rollouts, self.advantages(rollouts))
-            probe = self.probe(self, rollouts)
-            skill = note_skill(self, probe)
-            step_advantages = self.rule(scores)
-            advantages = spread_steps(step_advantages, rollouts.step)
+        with self.whole():
+            with self.phase("rollout"):
+                rollouts, drawn = self.collection(self, problems)
+                rollouts = self.policy.referred(rollouts)
+            with self.phase("score"):
+                rollouts = self.shaped(rollouts)
+                if self.resample is not None:
+                    self.resample.sampling = self.sampling
+                # Before the estimator has learnt from them.
+                scores = self.score(rollouts, self.advantages(rollouts))
+                probe = self.probe(self, rollouts)
+                skill = note_skill(self, probe)
+                step_advantages = self.rule(scores)
+                advantages = spread_steps(step_advantages, rollouts.step)
         with self.phase("policy"):
             learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
         with self.phase("estimator"):
@@ -176,7 +177,10 @@ class SSGRPO(Evaluation):
         if advantages is None:
             advantages = self.advantage(outcomes_of(rollouts))
         outcomes = outcome_scores(rollouts, advantages)
-        return outcomes if self.estimator is None else self.estimator.score(rollouts, outcomes)
+        if self.estimator is None:
+            return outcomes
+        with self.whole():
+            return self.estimator.score(rollouts, outcomes)
 
     @property
     def rule(self) -> CreditRule:
@@ -283,7 +287,7 @@ class SSGRPO(Evaluation):
                 f"data is {type(self.datamodule).__name__}, must be a RolloutDataModule: SSGRPO "
                 "samples its rollouts; stored ones fit an EstimatorModule alone"
             )
-        parallel.refuse_unsupported(self)
+        parallel.refuse_unsupported(self.trainer.strategy)
         check_prompts(self.policy, self.datamodule.problems)
 
     def configure_model(self) -> None:
@@ -301,6 +305,7 @@ class SSGRPO(Evaluation):
                     f"model.warmup_updates is {self.warmup_updates}, but "
                     f"{type(self.estimator.estimator).__name__} has nothing to learn: set it to 0"
                 )
+        parallel.shard(self)
 
     def teardown(self, stage: str) -> None:
         if self.policy.policy is not None:

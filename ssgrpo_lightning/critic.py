@@ -5,17 +5,20 @@ objective `ValueRegression` and the credit rule `GAE`. The shorter the steps, th
 with steps of one token (segmenter `ByTokens`) every token has its value.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ssgrpo_lightning.estimators import Estimator
-from ssgrpo_lightning.policy import Policy, Pretrained, Trunk
+from ssgrpo_lightning.policy import Policy, Pretrained, Trunk, decoder_layers
 from ssgrpo_lightning.records import Rollouts
 from ssgrpo_lightning.rollouts import Resampler
+from ssgrpo_lightning.sharding import Shardable
 
 
-class ValueModel(Estimator):
+class ValueModel(Estimator, Shardable):
     """A language model of its own with a scalar head, read at the last token of each step.
 
     As large as the policy if it is loaded from the same name, which then costs about as much again
@@ -25,6 +28,8 @@ class ValueModel(Estimator):
         model: Language model whose layers to start from; it must share the policy's vocabulary.
         gradient_checkpointing: Recompute activations in the backward pass, to save memory.
     """
+
+    passes = ("idle",)
 
     def __init__(
         self, model: Pretrained = Pretrained(), gradient_checkpointing: bool = False
@@ -57,6 +62,15 @@ class ValueModel(Estimator):
         hidden = self.trunk(rollouts.tokens, rollouts.attended)
         return self.head(_at_step_ends(hidden, rollouts))[..., 0]
 
+    def layers(self) -> list[nn.Module]:
+        assert self.trunk is not None
+        return decoder_layers(self.trunk.model)
+
+    def idle(self) -> Tensor:
+        assert self.trunk is not None and self.head is not None
+        hidden = self.trunk(*_one_token(self.head.weight.device))
+        return 0 * self.head(hidden.float()).sum()
+
 
 class SharedTrunk(Estimator):
     """A small head on the policy's own last hidden states, which it does not train.
@@ -67,6 +81,8 @@ class SharedTrunk(Estimator):
     Args:
         hidden: Width of the head's one hidden layer.
     """
+
+    reads_policy: ClassVar[bool] = True
 
     def __init__(self, hidden: int = 256) -> None:
         super().__init__()
@@ -88,6 +104,18 @@ class SharedTrunk(Estimator):
         with torch.no_grad():
             hidden = policy.hidden(rollouts.tokens, rollouts.attended)
         return self.head(_at_step_ends(hidden, rollouts))[..., 0]
+
+    def idle(self) -> Tensor:
+        (policy,) = self._bound
+        with torch.no_grad():
+            policy.hidden(*_one_token(policy.model.device))
+        return super().idle()
+
+
+def _one_token(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The smallest thing that can be read."""
+    tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
+    return tokens, tokens == 0
 
 
 def _zero(layer: nn.Linear) -> nn.Linear:

@@ -139,6 +139,10 @@ class EstimatorModule(L.LightningModule):
         outcomes = replace(outcomes, calls=self.estimator.calls - before)
         return self.objective.read(logits, outcomes)
 
+    def idle(self) -> Tensor:
+        """A pass that teaches nothing, while other ranks have more micro-batches: 0."""
+        return self.estimator.idle()
+
     def learnable(self, rollouts: Rollouts) -> Bool[Tensor, " rollout"]:
         """Rollouts that teach the estimator something."""
         return self.objective.learnable(rollouts.rewards, rollouts.group)

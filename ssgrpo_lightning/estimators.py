@@ -32,6 +32,8 @@ class Estimator(nn.Module, ABC):
     """Whether the reward of a rollout enters the logits of its own steps."""
     by_identity: ClassVar[bool] = False
     """Whether all that counts of a step is which others of its group are equal to it."""
+    reads_policy: ClassVar[bool] = False
+    """Whether scoring takes passes of the policy."""
     calls: int = 0
     """What has been bought so far: re-rollouts, or steps checked; 0 for those that ask nobody."""
 
@@ -52,6 +54,11 @@ class Estimator(nn.Module, ABC):
     @abstractmethod
     def forward(self, rollouts: Rollouts) -> Float[Tensor, "rollout step"]:
         """One logit per step. Entries of steps that do not exist are finite and ignored."""
+
+    def idle(self) -> Tensor:
+        """0, by way of every weight that learns: a pass of a rank that has nothing to learn."""
+        learning = [p for p in self.parameters() if p.requires_grad]
+        return torch.stack([0 * p.sum() for p in learning]).sum()
 
 
 class SharedState(Estimator):

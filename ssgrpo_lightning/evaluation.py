@@ -1,21 +1,25 @@
 """Held-out problems: one completion of each, and the share that is solved."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import lightning as L
 
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling
+from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.metrics import Accuracy
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import Problem, Rollouts
 from ssgrpo_lightning.rollouts import Judge, collect
+from ssgrpo_lightning.sharding import whole
 
 
 class Evaluation(L.LightningModule):
     """The half of a training module that ``validate`` and ``test`` need."""
 
     policy: PolicyModule
+    estimator: EstimatorModule | None
     engine: RolloutEngine
     policy_step: int
     seed: int
@@ -47,17 +51,25 @@ class Evaluation(L.LightningModule):
             replica: Number from which the noise of an update counts its rollouts.
         """
         assert self.policy.policy is not None
-        return collect(
-            self.policy.policy,
-            self.engine,
-            judge or self.datamodule.judge,
-            problems,
-            group_size,
-            sampling,
-            self.seed,
-            self.policy_step,
-            replica,
-        )
+        with self.whole():
+            return collect(
+                self.policy.policy,
+                self.engine,
+                judge or self.datamodule.judge,
+                problems,
+                group_size,
+                sampling,
+                self.seed,
+                self.policy_step,
+                replica,
+            )
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Hold whole what rolling out and scoring read. Every rank has to enter; see `sharding`."""
+        estimator = self.estimator
+        scores = estimator is not None and estimator.estimator.reads_policy
+        samples = not self.engine.keeps_copy
+        return whole(self.policy.policy if samples or scores else None, estimator)
 
     def evaluate(self, problems: Sequence[Problem]) -> Rollouts:
         """One completion of every problem, drawn and judged as in validation and test."""

@@ -30,6 +30,7 @@ class MonteCarlo(Estimator):
     """
 
     sees_outcome: ClassVar[bool] = True
+    reads_policy: ClassVar[bool] = True
 
     def __init__(self, repeats: int = 4, mixed_only: bool = True) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from ssgrpo_lightning.functional import token_scores
 from ssgrpo_lightning.layout import Layout, SharedPrompt, hidden_states
 from ssgrpo_lightning.lora import Lora, adapter_off
 from ssgrpo_lightning.records import Problem
+from ssgrpo_lightning.sharding import Shardable
 
 PACKAGE = "pkg://"
 TINY_POLICY = PACKAGE + "ssgrpo_lightning/tiny_policy"
@@ -205,8 +206,11 @@ class Trunk(nn.Module):
         return hidden_states(self.model, tokens, attended)
 
 
-class Policy(nn.Module):
+class Policy(Shardable):
     """A causal language model that reports on the tokens it sampled.
+
+    Its own forward pass ends with the LM head, and is what a strategy hooks: there the head's
+    weight is whole, also one tied to the embedding, and its gradient finds the way to the shards.
 
     Args:
         model: A transformers causal language model.
@@ -216,6 +220,8 @@ class Policy(nn.Module):
         layout: How a micro-batch is laid out for the decoder.
         compile: Compile the decoder's forward and backward pass over a micro-batch, for any shape.
     """
+
+    passes = ("hidden",)
 
     def __init__(
         self,
@@ -281,6 +287,15 @@ class Policy(nn.Module):
         """Logits of hidden states."""
         return self.model.get_output_embeddings()(hidden)
 
+    def layers(self) -> list[nn.Module]:
+        return decoder_layers(self.model)
+
+    def idle(self) -> Tensor:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=self.model.device)
+        sampled = torch.tensor([[False, True]], device=tokens.device)
+        logprobs, _ = self(tokens, torch.ones_like(sampled), sampled)
+        return 0 * logprobs.sum()
+
     def without_adapter(self) -> AbstractContextManager[None]:
         """While it lasts the model is what it was before its LoRA adapter learnt anything."""
         return adapter_off(self.model)
@@ -312,6 +327,12 @@ class Policy(nn.Module):
         blank = torch.zeros(tokens.shape, device=tokens.device)
         logprobs, entropy = (blank.masked_scatter(sampled, x) for x in scores)
         return logprobs, entropy
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The layers of a transformers model that it says belong together."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _eos_ids(model: Any, codec: Codec) -> frozenset[int]:

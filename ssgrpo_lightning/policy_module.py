@@ -34,6 +34,7 @@ from ssgrpo_lightning.records import CreditedRollouts, Rollouts
 from ssgrpo_lightning.references import Anchor, FrozenCopy, Reference
 from ssgrpo_lightning.rollouts import Rows
 from ssgrpo_lightning.schedules import with_schedule
+from ssgrpo_lightning.sharding import whole
 
 RATIO = "sampling/importance_sampling_ratio"
 
@@ -149,7 +150,7 @@ class PolicyModule(L.LightningModule):
             of: What reads them; None: the policy.
         """
         result = torch.zeros_like(rollouts.logprobs)
-        with torch.no_grad():
+        with torch.no_grad(), whole(of or self.policy):
             for rows in parts:
                 values, _ = self.forward(rollouts.select(rows), of)
                 result[rows, rollouts.columns(rows)] = values
@@ -164,9 +165,10 @@ class PolicyModule(L.LightningModule):
         assert self.policy is not None
         logprobs, entropy = rollouts.logprobs.clone(), rollouts.entropy.clone()
         texts = list(rollouts.texts)
-        for part in self.micro_batches(rollouts, rows):
-            span = rollouts.columns(part)
-            logprobs[part, span], entropy[part, span] = self.forward(rollouts.select(part))
+        with whole(self.policy):
+            for part in self.micro_batches(rollouts, rows):
+                span = rollouts.columns(part)
+                logprobs[part, span], entropy[part, span] = self.forward(rollouts.select(part))
         for row in rows.tolist():
             ids = rollouts.tokens[row][rollouts.sampled[row]].tolist()
             texts[row] = self.policy.codec.decode(ids)
@@ -262,6 +264,11 @@ class PolicyModule(L.LightningModule):
             sums[f"{RATIO}/min"] = torch.where(mask, ratio, math.inf).min()
             sums[f"{RATIO}/max"] = torch.where(mask, ratio, -math.inf).max()
         return loss, {"tokens": mask.sum().float(), **sums}
+
+    def idle(self) -> Tensor:
+        """A pass that teaches nothing, while other ranks have more micro-batches: 0."""
+        assert self.policy is not None
+        return self.policy.idle()
 
     def metrics(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a policy phase measured, under TRL's names.

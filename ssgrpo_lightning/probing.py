@@ -69,7 +69,9 @@ def step_skill(module: "SSGRPO", probe: Intervened | None) -> float | None:
     """Step skill as it is now, over all ranks; None where no success could be corrupted."""
     if probe is None:
         return None
-    hits, most = (float(parallel.global_sum(module, x)) for x in probe.skill(module.score))
+    with module.whole():
+        found = probe.skill(module.score)
+    hits, most = (float(parallel.global_sum(module, x)) for x in found)
     return hits / most if most else None
 
 

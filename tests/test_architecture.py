@@ -12,7 +12,7 @@ PACKAGE = REPOSITORY / "ssgrpo_lightning"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A module may import modules of lower layers, and within its own package.
 LAYERS = [
-    {"problems", "records", "functional", "sandbox", "extraction"},
+    {"problems", "records", "functional", "sandbox", "extraction", "sharding"},
     {"layout", "lora", "schedules", "policy_settings"},
     {
         "tasks",

@@ -24,6 +24,7 @@ from ssgrpo_lightning.engines.engine import RolloutEngine, Samples, Sampling
 from ssgrpo_lightning.engines.stopping import StopStrings
 from ssgrpo_lightning.layout import SHARED_ATTENTION
 from ssgrpo_lightning.policy import Policy
+from ssgrpo_lightning.sharding import whole
 
 # Renamed between the releases of transformers that we support.
 _CACHE_ARGUMENT = (
@@ -71,14 +72,15 @@ class TransformersEngine(RolloutEngine):
         noise: Float[Tensor, "rollout new"],
     ) -> Iterator[Samples]:
         at_once = max(1, self.rows_at_once // repeats)
-        for start in range(0, len(prompts), at_once):
-            chunk = prompts[start : start + at_once]
-            rows = slice(start * repeats, (start + len(chunk)) * repeats)
-            # Inference mode spares every small operation its bookkeeping.
-            with _evaluating(policy), torch.inference_mode():
-                part = _Decode(policy, chunk, repeats, sampling, noise[rows]).run()
-            # …but its tensors may not meet autograd: what leaves is a copy made outside.
-            yield Samples(**{f.name: getattr(part, f.name).clone() for f in fields(Samples)})
+        with whole(policy):
+            for start in range(0, len(prompts), at_once):
+                chunk = prompts[start : start + at_once]
+                rows = slice(start * repeats, (start + len(chunk)) * repeats)
+                # Inference mode spares every small operation its bookkeeping.
+                with _evaluating(policy), torch.inference_mode():
+                    part = _Decode(policy, chunk, repeats, sampling, noise[rows]).run()
+                # …but its tensors may not meet autograd: what leaves is a copy made outside.
+                yield Samples(**{f.name: getattr(part, f.name).clone() for f in fields(Samples)})
 
 
 @contextmanager

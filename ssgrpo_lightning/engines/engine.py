@@ -93,6 +93,10 @@ class RolloutEngine(ABC):
     seeds another generator: the same call gives the same completions, and another batch gives them
     up to the rounding of its arithmetic."""
 
+    keeps_copy: ClassVar[bool] = False
+    """Samples from a copy of the weights, which it is sent part by part; the policy need not be
+    held whole meanwhile."""
+
     @abstractmethod
     def generate(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ssgrpo_lightning.engines.decode import warpers
 from ssgrpo_lightning.engines.engine import Samples, Sampling
 from ssgrpo_lightning.policy import Policy
+from ssgrpo_lightning.sharding import whole
 
 FOREIGN = 0.5
 """Median difference of log-probabilities, in nats, that no rounding explains: bfloat16 is far
@@ -88,15 +90,19 @@ def export(
 def fingerprint(policy: Policy) -> tuple[int, ...]:
     """A number for each parameter that changes when its content does, whoever changed it.
 
-    The sum of its bits. PyTorch's own version counters miss fused optimisers (2.13) and writes to
-    `.data`, and a count of updates misses a loaded checkpoint.
+    The sum of its bits, over all ranks where it is spread: all have to agree on whether to gather
+    it. PyTorch's own version counters miss fused optimisers (2.13) and writes to `.data`, and a
+    count of updates misses a loaded checkpoint.
     """
     sums = []
     for parameter in policy.model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[local.itemsize]
         sums.append(local.detach().view(bits).sum())
-    return tuple(torch.stack(sums).tolist())
+    sums = torch.stack(sums)
+    if any(isinstance(parameter, DTensor) for parameter in policy.model.parameters()):
+        dist.all_reduce(sums)
+    return tuple(sums.tolist())
 
 
 def seeds(noise: Float[Tensor, "rollout new"]) -> list[int]:
@@ -146,11 +152,12 @@ def to_samples(
     blanks = [width - len(c.ids) for c in completions]
     tokens = [[*c.ids, *[pad] * blank] for c, blank in zip(completions, blanks)]
     logprobs = [[*c.logprobs, *[0.0] * blank] for c, blank in zip(completions, blanks)]
-    parts = [
-        _reread(policy, prompts[rows], [c.ids for c in completions[rows]], sampling, width)
-        for start in range(0, len(completions), rows_at_once)
-        for rows in [slice(start, start + rows_at_once)]
-    ]
+    with whole(policy):
+        parts = [
+            _reread(policy, prompts[rows], [c.ids for c in completions[rows]], sampling, width)
+            for start in range(0, len(completions), rows_at_once)
+            for rows in [slice(start, start + rows_at_once)]
+        ]
     drawn = torch.tensor(logprobs, device=device, dtype=torch.float32)
     lengths = torch.tensor([len(c.ids) for c in completions], device=device)
     ours, entropy = (torch.cat(x) for x in zip(*parts))

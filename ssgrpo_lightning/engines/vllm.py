@@ -41,6 +41,7 @@ class VllmEngine(RolloutEngine):
     """
 
     follows_noise: ClassVar[bool] = False
+    keeps_copy: ClassVar[bool] = True
 
     tensor_parallel_size: int = 1
     """GPUs that share each layer; with more than one, weights travel through a folder."""

@@ -46,6 +46,7 @@ class VllmServer(RolloutEngine):
     """
 
     follows_noise: ClassVar[bool] = False
+    keeps_copy: ClassVar[bool] = True
 
     folder: str
     """Where weights are left for the server; both sides see it under this name."""

@@ -1,71 +1,17 @@
-"""The only file that knows strategies: sums over ranks, synchronisation, the count of updates."""
+"""One optimiser step over micro-batches on every rank, what it reports, the count of updates."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.distributed.tensor import DTensor
 
 from ssgrpo_lightning.estimator_module import EstimatorModule
+from ssgrpo_lightning.parallel.collectives import global_max, global_min, global_sum
+from ssgrpo_lightning.parallel.strategies import average_whole
 from ssgrpo_lightning.policy_module import PolicyModule
-from ssgrpo_lightning.records import Outcomes
-
-
-def global_sum(module: L.LightningModule, x: Tensor) -> Tensor:
-    """Sum of a tensor over all ranks; every rank must call it."""
-    if module.trainer.world_size == 1:
-        return x
-    return module.trainer.strategy.reduce(x.clone(), reduce_op="sum")  # pyright: ignore
-
-
-def global_max(module: L.LightningModule, x: Tensor) -> Tensor:
-    """Maximum of a tensor over all ranks; every rank must call it."""
-    if module.trainer.world_size == 1:
-        return x
-    return module.all_gather(x).amax(0)  # pyright: ignore
-
-
-def global_min(module: L.LightningModule, x: Tensor) -> Tensor:
-    """Minimum of a tensor over all ranks; every rank must call it."""
-    return -global_max(module, -x)
-
-
-def gathered(module: L.LightningModule, x: Tensor) -> Tensor:
-    """Rows of all ranks, in their order; every rank must call it, with as many."""
-    if module.trainer.world_size == 1:
-        return x
-    return module.all_gather(x).flatten(0, 1)  # pyright: ignore
-
-
-def pooled(module: L.LightningModule, x: Tensor) -> Tensor:
-    """Rows of all ranks, in their order; every rank must call it, with any number of them."""
-    if module.trainer.world_size == 1:
-        return x
-    count = torch.tensor(len(x), device=x.device)
-    counts: list[int] = module.all_gather(count).tolist()  # pyright: ignore
-    padded = pad(x, [0, 0] * (x.ndim - 1) + [0, max(counts) - len(x)])
-    everything: Tensor = module.all_gather(padded)  # pyright: ignore
-    return torch.cat([rows[:count] for rows, count in zip(everything, counts)])
-
-
-def everyones(module: L.LightningModule, own: Outcomes) -> tuple[Outcomes, slice]:
-    """The outcomes of all ranks, in their order, and the rows of this one.
-
-    Every rank must call it, with as many rollouts. Groups are numbered anew, none spans ranks.
-    """
-    if module.trainer.world_size == 1:
-        return own, slice(0, len(own))
-    groups, rank = int(global_max(module, own.group.max())) + 1, module.trainer.global_rank
-    numbered = replace(own, group=own.group + groups * rank)
-    of_all = {
-        f.name: gathered(module, value)
-        for f in fields(own)
-        if (value := getattr(numbered, f.name)) is not None
-    }
-    return replace(own, **of_all), slice(rank * len(own), (rank + 1) * len(own))
 
 
 class Tally:
@@ -121,6 +67,9 @@ def optimiser_step(
 ) -> None:
     """One optimiser step over micro-batches; none, on any rank, where no rank has one.
 
+    Gathering weights and averaging gradients takes all ranks, so that each makes as many passes as
+    the one with the most micro-batches: idle ones behind its own.
+
     Args:
         root: Module that the trainer knows.
         module: Module whose parameters move.
@@ -128,18 +77,21 @@ def optimiser_step(
         losses: One call per micro-batch, which returns its loss and sums for the log.
         tally: Where the sums go.
     """
-    share = torch.tensor(float(len(losses)), device=root.device)
-    if not float(global_sum(root, share)):
+    passes = int(global_max(root, torch.tensor(len(losses), device=root.device)))
+    if not passes:
         return
+    idle = [lambda: (module.idle(), {})] * (passes - len(losses))
     optimizer.zero_grad()
-    for index, loss in enumerate(losses):
-        with only_last_syncs(root, last=index + 1 == len(losses)):
+    for index, loss in enumerate([*losses, *idle]):
+        with only_last_syncs(root, last=index + 1 == passes):
             value, parts = loss()
             # DDP averages over ranks, and the divisor already counts them all.
             root.manual_backward(value * root.trainer.world_size)
         tally.add({"loss": value, **parts})
+    average_whole(root, module)
     limit = float("inf") if module.max_grad_norm is None else module.max_grad_norm
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     optimizer.step()
     tally.add({"grad_norm": norm, "steps": torch.ones_like(norm)})
 
@@ -195,18 +147,3 @@ def count_update(module: L.LightningModule) -> None:
     progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()
     progress.increment_completed()
-
-
-def refuse_unsupported(module: L.LightningModule) -> None:
-    """Refuse what manual optimisation with unwrapped optimisers cannot keep right.
-
-    Raises:
-        ValueError: A strategy that is not supported.
-    """
-    trainer = module.trainer
-    name = type(trainer.strategy).__name__
-    if name not in ("SingleDeviceStrategy", "DDPStrategy"):
-        raise ValueError(
-            f"trainer.strategy is {name}, only a single device and ddp_find_unused_parameters_true "
-            "are supported so far: choose one of them"
-        )
