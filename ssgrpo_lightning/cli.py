@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test``, ``predict`` and ``audit`` from YAML."""
+"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``audit``, ``plan`` from YAML."""
 
 import logging
 import sys
@@ -33,6 +33,7 @@ from ssgrpo_lightning.callbacks import (
     WandbRun,
     WeightEntropy,
 )
+from ssgrpo_lightning.plan.ranks import Ranks
 from ssgrpo_lightning.trainer import Trainer
 
 TRAINER_DEFAULTS = {
@@ -74,8 +75,9 @@ class SSGRPOCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's, and the audit of a verifier."""
-        return {**LightningCLI.subcommands(), "audit": {"model", "datamodule"}}
+        """Lightning's, the audit of a verifier and the plan of a run."""
+        ours = {name: {"model", "datamodule"} for name in ("audit", "plan")}
+        return {**LightningCLI.subcommands(), **ours}
 
     def instantiate_classes(self) -> None:
         try:
@@ -88,6 +90,11 @@ class SSGRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Metrics always go to ``metrics.csv`` in the run folder, whatever else logs them."""
         config = self._get(self.config_init, "trainer")
+        if self.subcommand == "plan":
+            # One process without GPUs stands for all that the config asks for.
+            trainer = Trainer(accelerator="cpu", logger=False, precision=config.get("precision"))
+            trainer.ranks = Ranks.of(config)
+            return trainer
         callback_keys = self._parser(self.subcommand).callback_keys
         for flag, key in OPTIONAL.items():
             if config.get(flag) is False:

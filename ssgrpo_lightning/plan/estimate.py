@@ -7,7 +7,7 @@ import torch
 from ssgrpo_lightning.plan.hardware import GIB, Hardware
 from ssgrpo_lightning.plan.rehearsal import Rehearsal
 
-TRAINING, GENERATION = "training", "generation"
+TRAINING, READING, GENERATION = "training", "reading", "generation"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Work:
         buckets: Bytes in which gradients are copied to be averaged.
         ranks: Processes.
         hosts: Hosts.
+        between_hosts: Whether weights are gathered over the network.
         offload: Whether the optimiser's state is on the host while the policy is not trained.
         estimator: Bytes of the estimator, its gradients and its optimiser's state.
         estimator_flops: FLOPs of scoring and of learning from the rollouts.
@@ -81,6 +82,7 @@ class Work:
     buckets: int = 0
     ranks: int = 1
     hosts: int = 1
+    between_hosts: bool = False
     offload: bool = False
     estimator: int = 0
     estimator_flops: float = 0.0
@@ -122,7 +124,10 @@ class Plan:
 
 def estimate(found: Rehearsal, work: Work, device: Hardware, assumed: Assumptions) -> Plan:
     """Memory and time of one update."""
-    tokens, passes = work.rollouts * (work.prompt + work.completion), found.parts * work.inner_epochs
+    tokens, passes = (
+        work.rollouts * (work.prompt + work.completion),
+        found.parts * work.inner_epochs,
+    )
     return Plan(
         memory=_memory(found, work, assumed),
         seconds=_seconds(found, work, device, assumed),
@@ -133,7 +138,8 @@ def estimate(found: Rehearsal, work: Work, device: Hardware, assumed: Assumption
             "micro-batches, per GPU": passes,
             "training FLOPs, per GPU": passes * found.pass_flops,
             "generation FLOPs, per GPU": _generation_flops(work),
-            "bytes of collectives, per GPU": passes * found.pass_traffic,
+            "bytes gathered and scattered, per GPU": passes * found.pass_gathered
+            + found.gathered_once,
         },
         capacity=device.memory,
     )
@@ -149,11 +155,12 @@ def _memory(found: Rehearsal, work: Work, assumed: Assumptions) -> dict[str, dic
         "estimator": work.estimator,
         "CUDA, NCCL, allocator": assumed.reserve_gib * GIB,
     }
-    training = {"activations": max(found.passing, found.stepping, found.reading)}
+    training = {"activations, gathered weights": max(found.passing, found.stepping)}
+    reading = {"activations, gathered weights": found.reading}
     if work.engine_memory:
         generation = {"vLLM: copy, KV cache": work.engine_memory}
         if not work.engine_sleeps:
-            training |= generation
+            training, reading = training | generation, reading | generation
     else:
         rows = min(work.at_once, work.rollouts)
         generation = {
@@ -163,7 +170,8 @@ def _memory(found: Rehearsal, work: Work, assumed: Assumptions) -> dict[str, dic
             "sampling": rows * work.vocabulary * (3 * 4 + 2 * 8),
         }
     resting = {**always, "optimiser state": 0.0 if work.offload else found.optimizer}
-    return {TRAINING: {**always, **training}, GENERATION: {**resting, **generation}}
+    phases = {TRAINING: {**always, **training}, GENERATION: {**resting, **generation}}
+    return phases | ({READING: {**resting, **reading}} if work.reads else {})
 
 
 def _generation_flops(work: Work) -> float:
@@ -177,7 +185,7 @@ def _seconds(
 ) -> dict[str, float]:
     arithmetic = device.flops(work.compute) * assumed.utilisation
     memory = device.bandwidth * assumed.bandwidth
-    link = assumed.between_hosts if work.hosts > 1 else device.link
+    link = assumed.between_hosts if work.between_hosts else device.link
     share = (work.ranks - 1) / work.ranks
     rows = min(work.at_once, work.rollouts)
     seen = work.prompt + work.completion / 2
@@ -189,17 +197,26 @@ def _seconds(
     prompts = work.rollouts // work.group_size * work.prompt
     generation = 2.0 * work.weights * prompts / arithmetic
     generation += -(-work.rollouts // rows) * work.completion * token
-    reads, passes = found.parts * work.reads, found.parts * work.inner_epochs
+    passes = found.parts * work.inner_epochs
     states = found.optimizer + found.gradients + 2 * found.parameters
+    averaged = passes * found.pass_averaged + work.steps * work.buckets
+    moved = 2 * found.optimizer / assumed.host_link if work.offload else 0.0
     return {
         "generation": generation,
-        "reading (entropies, old, reference)": reads
-        * max(found.read_flops / arithmetic, found.read_traffic * share / link),
-        "training": passes
-        * max(found.pass_flops / arithmetic, found.pass_traffic * share / link),
-        "averaging gradients": work.steps * 2 * work.buckets * share / link,
-        "optimiser": work.steps
-        * (2 * states / memory + (2 * found.optimizer / assumed.host_link) * work.offload),
-        "weights to the engine": work.weights * 2 / assumed.host_link if work.engine_memory else 0.0,
+        "weights to the engine": work.weights * 2 / assumed.host_link
+        if work.engine_memory
+        else 0.0,
+        "gathering weights for rollouts": found.gathered_once * share / link,
+        "entropies, reference, old policy": found.parts
+        * work.reads
+        * found.read_flops
+        / arithmetic,
+        # Collectives run beside the arithmetic.
+        "training": passes * max(found.pass_flops / arithmetic, found.pass_gathered * share / link),
+        "averaging gradients": 2
+        * averaged
+        * share
+        / (assumed.between_hosts if work.hosts > 1 else link),
+        "optimiser": work.steps * (2 * states / memory + moved),
         "estimator": work.estimator_flops / (device.float32 * assumed.utilisation),
     }

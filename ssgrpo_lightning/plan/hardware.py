@@ -1,6 +1,7 @@
 """What GPUs can do at most, as their makers state it, and what this machine does."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -53,7 +54,7 @@ HARDWARE = {
 THIS_MACHINE = "this-machine"
 
 
-def hardware(name: str) -> Hardware:
+def hardware_of(name: str) -> Hardware:
     """The named hardware; this machine's processor is measured on the spot.
 
     Raises:
@@ -80,11 +81,11 @@ def _this_machine() -> Hardware:
     return Hardware(THIS_MACHINE, memory, bf16, float32, bandwidth, bandwidth)
 
 
-def _seconds(work: object) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     """The shortest of a few times."""
     times = []
     for _ in range(5):
         start = perf_counter()
-        work()  # pyright: ignore[reportCallIssue]
+        work()
         times.append(perf_counter() - start)
     return min(times)

@@ -1,7 +1,7 @@
 """Bytes that tensors hold, arithmetic and traffic, of code that runs on real or on fake tensors."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,8 +24,12 @@ _FLOPS = {
     ],
 }
 _MASKED = {aten.index.Tensor: 1, aten.index_put.default: 1, aten.index_put_.default: 1}
-# The argument that is as large as what all ranks send together.
-_TRAFFIC = {c10d._allgather_base_.default: 0, c10d._reduce_scatter_base_.default: 1}
+# Collectives, and the bytes of what all ranks of one send together.
+_GATHERED: dict[Any, Callable[..., int]] = {
+    c10d._allgather_base_.default: lambda args: args[0].nbytes,
+    c10d._reduce_scatter_base_.default: lambda args: args[1].nbytes,
+}
+_AVERAGED = c10d.allreduce_.default
 
 
 class Meter(TorchDispatchMode):
@@ -39,12 +43,14 @@ class Meter(TorchDispatchMode):
         live: Bytes held now.
         peak: Most bytes held at a time since `restart`.
         flops: Multiplications and additions of matrix products, each counted as one.
-        gathered: Bytes that all-gathers and reduce-scatters moved past this rank.
+        gathered: Bytes of whole tensors in all-gathers and reduce-scatters.
+        averaged: Bytes of tensors in all-reduces.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.live, self.peak, self.flops, self.gathered = 0, 0, 0, 0
+        self.live, self.peak, self.flops = 0, 0, 0
+        self.gathered, self.averaged = 0, 0
         self._sizes: dict[int, int] = {}
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
@@ -55,7 +61,7 @@ class Meter(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget the peak, the FLOPs and the traffic so far."""
-        self.peak, self.flops, self.gathered = self.live, 0, 0
+        self.peak, self.flops, self.gathered, self.averaged = self.live, 0, 0, 0
 
     def __enter__(self) -> "Meter":
         # FSDP2 frees and refills storages in place, with no operation that could be seen.
@@ -83,8 +89,10 @@ class Meter(TorchDispatchMode):
                 self._note(leaf)
         if (count := _FLOPS.get(func._overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=out)
-        if (place := _TRAFFIC.get(func)) is not None:
-            self.gathered += args[place].nbytes
+        if func in _GATHERED:
+            self.gathered += _GATHERED[func](args)
+        elif func is _AVERAGED:
+            self.averaged += sum(x.nbytes for x in args[0])
         return out
 
     def _note(self, tensor: Tensor) -> None:
@@ -109,6 +117,8 @@ def _located(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
     indices: list[Tensor | None] = []
     for index in args[place]:
-        mask = index is not None and index.dtype == torch.bool and not isinstance(index, FakeTensor)
-        indices += index.nonzero().unbind(1) if mask else [index]
+        if index is None or index.dtype != torch.bool or isinstance(index, FakeTensor):
+            indices.append(index)
+        else:
+            indices += index.nonzero().unbind(1)
     return (*args[:place], indices, *args[place + 1 :])

@@ -52,7 +52,9 @@ class Outline(Pretrained):
                 f"architecture is {str(architecture)!r}, which is no file: give the config.json of "
                 "a model, or leave it out to read the config that belongs to policy.model.name"
             )
-        return cls(**{f.name: getattr(model, f.name) for f in fields(model)}, architecture=architecture)
+        return cls(
+            **{f.name: getattr(model, f.name) for f in fields(model)}, architecture=architecture
+        )
 
     def weights(self, kind: Any = AutoModelForCausalLM, **options: Any) -> Any:
         source = self.source()

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from ssgrpo_lightning.plan.meter import Meter
 from ssgrpo_lightning.policy_module import PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts
+from ssgrpo_lightning.sharding import whole
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,16 @@ class Rehearsal:
         optimizer: Bytes of the optimiser's state.
         reference: Bytes of the copy that a KL holds the policy to.
         passing: Most bytes beside these in a forward and backward pass that adds to gradients.
-        reading: Most bytes beside these in a forward pass without gradient.
+        reading: Most bytes beside these, but for gradients, in a pass without gradient; weights
+            that are spread over ranks are held whole for it.
         stepping: Most bytes beside these in an optimiser step.
         parts: Micro-batches of one pass over the rollouts.
         tokens: Tokens that such a pass computes, padding included, shared prompts once.
         pass_flops: FLOPs of one forward and backward pass.
         read_flops: FLOPs of one forward pass.
-        pass_traffic: Bytes of collectives of one forward and backward pass.
-        read_traffic: Bytes of collectives of one forward pass.
+        pass_gathered: Bytes gathered or scattered in one forward and backward pass.
+        pass_averaged: Bytes averaged in one forward and backward pass.
+        gathered_once: Bytes gathered to hold all weights whole.
     """
 
     parameters: int
@@ -46,8 +49,9 @@ class Rehearsal:
     tokens: int
     pass_flops: int
     read_flops: int
-    pass_traffic: int
-    read_traffic: int
+    pass_gathered: int
+    pass_averaged: int
+    gathered_once: int
 
 
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -67,6 +71,7 @@ def rehearse(
     minibatches: int = 1,
     precision: Callable[[], AbstractContextManager[object]] = torch.enable_grad,
     on_gpu: bool = True,
+    unsynced: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> Rehearsal:
     """Go through one update: micro-batches as the module splits them, gradients, one step.
 
@@ -79,6 +84,8 @@ def rehearse(
         minibatches: Optimiser steps of one pass over them.
         precision: The context that updates run in.
         on_gpu: Whether the optimiser steps all parameters at a time, as torch does on a GPU.
+        unsynced: The context of all but the last micro-batch of a step, where whole gradients are
+            kept until then.
     """
     assert module.policy is not None
     rollouts, optimizer = batch.rollouts, module.configure_optimizers()["optimizer"]
@@ -113,17 +120,21 @@ def rehearse(
         held = meter.live
         if max(map(len, split)) > 1:
             full_gradients()
+            if unsynced is not None:
+                with unsynced():
+                    backward(parts[0])
         meter.restart()
         backward(parts[0])
-        passing, pass_flops, pass_traffic = meter.peak - held, meter.flops, meter.gathered
+        passing, pass_flops = meter.peak - held, meter.flops
+        gathered, averaged = meter.gathered, meter.averaged
         meter.restart()
         step()
         stepping = meter.peak - held
         optimizer.zero_grad()
         meter.restart()
-        with torch.no_grad():
+        with torch.no_grad(), whole(module.policy):
             module.forward(rollouts.select(parts[0]))
-        reading, read_flops, read_traffic = meter.peak - held, meter.flops, meter.gathered
+        reading, read_flops, once = meter.peak - held, meter.flops, meter.gathered
         full_gradients()
     gradients = size(p.grad for p in trained if p.grad is not None)
     copy = module.anchor.copy
@@ -142,6 +153,7 @@ def rehearse(
         tokens=sum(module.layout.tokens(rollouts, rows) for rows in parts),
         pass_flops=pass_flops,
         read_flops=read_flops,
-        pass_traffic=pass_traffic,
-        read_traffic=read_traffic,
+        pass_gathered=gathered,
+        pass_averaged=averaged,
+        gathered_once=once,
     )
