@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -52,11 +53,15 @@ class Meter(TorchDispatchMode):
         self.live, self.peak, self.flops = 0, 0, 0
         self.gathered, self.averaged = 0, 0
         self._sizes: dict[int, int] = {}
+        self._fake: AbstractContextManager[Any] = nullcontext()
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were made before the mode was entered."""
         for tensor in tensors:
-            self._note(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if isinstance(own, FakeTensor):
+                self._fake = own.fake_mode
+            self._note(own)
         self.restart()
 
     def restart(self) -> None:
@@ -83,7 +88,9 @@ class Meter(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it comes back as operations on the local parts
-        out = func(*_located(func, args), **(kwargs or {}))
+        # Room for numbers that are fake, such as FSDP2 makes, is fake.
+        with self._fake if func is aten.empty.memory_format else nullcontext():
+            out = func(*_located(func, args), **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
                 self._note(leaf)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -77,12 +78,30 @@ class Outline(Pretrained):
         lora: Lora | None = None,
         compile: bool = False,
     ) -> Policy:
-        # Real tensors may meet fake ones: token ids and masks decide on shapes.
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("meta"):
             model = self._model(gradient_checkpointing)
             if lora is not None:
                 lora.add_to(model)
-            return OutlinedPolicy(model, self.tokenizer(), head_chunk, layout)
+        _fake(model)
+        return OutlinedPolicy(model, self.tokenizer(), head_chunk, layout)
+
+
+def _fake(model: nn.Module) -> None:
+    """Put fake tensors of the CPU in place of a model's; what was shared stays shared."""
+    done: dict[int, torch.Tensor] = {}
+    # Real tensors may meet fake ones: token ids and masks decide on shapes.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                for name, old in held.items():
+                    if old is None:
+                        continue
+                    if id(old) not in done:
+                        new = torch.empty_like(old, device="cpu")
+                        if isinstance(old, nn.Parameter):
+                            new = nn.Parameter(new, old.requires_grad)
+                        done[id(old)] = new
+                    held[name] = done[id(old)]
 
 
 def outlined_rollouts(

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ssgrpo_lightning.parallel import FSDP2
+from ssgrpo_lightning.plan.meter import Meter
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ class Ranks:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.count)
         try:
             fsdp2.model = module
-            fsdp2.shard(module, init_device_mesh("cpu", shape, mesh_dim_names=names))
+            meter = Meter()
+            meter.hold(module.parameters())
+            with meter:  # knows how fake tensors get along with real masks
+                fsdp2.shard(module, init_device_mesh("cpu", shape, mesh_dim_names=names))
             yield
         finally:
             dist.destroy_process_group()
