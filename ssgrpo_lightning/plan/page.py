@@ -23,7 +23,7 @@ def page(plan: Plan, title: str) -> str:
     lines += ["", "assumed", *(f"  {note}" for note in plan.notes), ""]
     if not plan.fits:
         lines.append("It does not fit.")
-    lines.append(f"peak per GPU: {plan.peak / GIB:.1f} GiB of {plan.capacity / GIB:.0f} GiB")
+    lines.append(f"peak per GPU: {plan.peak / GIB:.1f} GiB of {plan.capacity / GIB:g} GiB")
     return "\n".join(lines)
 
 

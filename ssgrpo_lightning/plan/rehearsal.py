@@ -88,11 +88,7 @@ def rehearse(
             kept until then.
     """
     assert module.policy is not None
-    rollouts, optimizer = batch.rollouts, module.configure_optimizers()["optimizer"]
-    if on_gpu:
-        for group in optimizer.param_groups:
-            if group.get("foreach", True) is None and not group.get("fused"):
-                group["foreach"] = True
+    rollouts, optimizer = batch.rollouts, _optimizer(module, on_gpu)
     per_step = torch.arange(len(rollouts)).tensor_split(minibatches)
     split = [module.micro_batches(rollouts, rows) for rows in per_step]
     parts = [rows for part in split for rows in part]
@@ -136,19 +132,12 @@ def rehearse(
             module.forward(rollouts.select(parts[0]))
         reading, read_flops, once = meter.peak - held, meter.flops, meter.gathered
         full_gradients()
-    gradients = size(p.grad for p in trained if p.grad is not None)
-    copy = module.anchor.copy
-    reference = 0 if copy is None else size([*copy.parameters(), *copy.buffers()])
-    state = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+        sizes = _sizes(module, optimizer)
     return Rehearsal(
-        parameters=size([*module.parameters(), *module.buffers()]) - reference,
-        trained=sum(p.numel() for p in local(trained)),
-        gradients=gradients,
-        optimizer=size(x for x in state if x.ndim),
-        reference=reference,
-        passing=max(passing - gradients, 0),
+        **sizes,
+        passing=max(passing - sizes["gradients"], 0),
         reading=reading,
-        stepping=max(stepping - gradients, 0),
+        stepping=max(stepping - sizes["gradients"], 0),
         parts=len(parts),
         tokens=sum(module.layout.tokens(rollouts, rows) for rows in parts),
         pass_flops=pass_flops,
@@ -157,3 +146,27 @@ def rehearse(
         pass_averaged=averaged,
         gathered_once=once,
     )
+
+
+def _optimizer(module: PolicyModule, on_gpu: bool) -> torch.optim.Optimizer:
+    """The module's optimiser as it steps on a GPU, or as on a CPU."""
+    optimizer = module.configure_optimizers()["optimizer"]
+    for group in optimizer.param_groups:
+        if on_gpu and group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+def _sizes(module: PolicyModule, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of what stays from update to update, while there are gradients."""
+    copy, trained = module.anchor.copy, [p for p in module.parameters() if p.grad is not None]
+    reference = 0 if copy is None else size([*copy.parameters(), *copy.buffers()])
+    state = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+    return {
+        "parameters": size([*module.parameters(), *module.buffers()]) - reference,
+        "trained": sum(p.numel() for p in local(trained)),
+        "gradients": size(p.grad for p in trained if p.grad is not None),
+        # The count of steps of each parameter stays on the CPU.
+        "optimizer": size(x for x in state if x.ndim),
+        "reference": reference,
+    }
