@@ -88,7 +88,7 @@ class Outline(Pretrained):
 
 def _fake(model: nn.Module) -> None:
     """Put fake tensors of the CPU in place of a model's; what was shared stays shared."""
-    done: dict[int, torch.Tensor] = {}
+    done: dict[Any, Any] = {}
     # Real tensors may meet fake ones: token ids and masks decide on shapes.
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
@@ -96,12 +96,12 @@ def _fake(model: nn.Module) -> None:
                 for name, old in held.items():
                     if old is None:
                         continue
-                    if id(old) not in done:
+                    if old not in done:
                         new = torch.empty_like(old, device="cpu")
                         if isinstance(old, nn.Parameter):
                             new = nn.Parameter(new, old.requires_grad)
-                        done[id(old)] = new
-                    held[name] = done[id(old)]
+                        done[old] = new
+                    held[name] = done[old]
 
 
 def outlined_rollouts(
