@@ -23,7 +23,7 @@ from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
 from ssgrpo_lightning.estimator_module import BestEpoch, EstimatorModule
 from ssgrpo_lightning.evaluation import Evaluation
-from ssgrpo_lightning.functional import counted_generator, spread_steps
+from ssgrpo_lightning.functional import counted_generator
 from ssgrpo_lightning.gating import FixedGate, Gate, Watch
 from ssgrpo_lightning.interventions import Intervened
 from ssgrpo_lightning.policy_module import PolicyModule
@@ -124,9 +124,8 @@ class SSGRPO(Evaluation):
                 probe = self.probe(self, rollouts)
                 skill = note_skill(self, probe)
                 step_advantages = self.rule(scores)
-                advantages = spread_steps(step_advantages, rollouts.step)
         with self.phase("policy"):
-            learnt = self.policy_phase(CreditedRollouts(rollouts, advantages))
+            learnt = self.policy_phase(parallel.credited(self, rollouts, step_advantages))
         with self.phase("estimator"):
             learnt |= self.estimator_phase(ScoredRollouts(rollouts, scores), probe) | skill | drawn
         self.finish_update()
@@ -195,11 +194,14 @@ class SSGRPO(Evaluation):
             return policy.metrics({})
         batch = policy.focused(batch, partial(parallel.pooled, self))
         mask, learns = policy.learnt(rollouts), policy.learns(batch)
+        groups, no_tokens = int(parallel.global_max(self, rollouts.group.max())) + 1, mask.sum() * 0
         # Rows without a gradient are spared the forward pass, but count in the divisor.
         steps = [
             tuple(policy.micro_batches(rollouts, part) for part in (live, idle))
             for epoch in range(self.inner_epochs)
-            for rows in minibatches(rollouts, self.minibatches, self._generator(epoch))
+            for rows in minibatches(
+                rollouts.group, groups, self.minibatches, self._generator(epoch)
+            )
             for live, idle in [(rows[learns[rows]], rows[~learns[rows]])]
         ]
         if len(steps) > 1:
@@ -207,8 +209,9 @@ class SSGRPO(Evaluation):
             batch = replace(batch, old=policy.logprobs(rollouts, first_pass))
         optimizer, tally = self.optimizers_by_name()["policy"], parallel.Tally()
         for live, idle in steps:
-            counts = torch.stack([policy.reduction.count(mask[rows]) for rows in live + idle])
-            divisor = parallel.global_sum(self, counts.sum()).clamp(min=1)
+            # A rank may have nothing of a small minibatch.
+            counts = [policy.reduction.count(mask[rows]) for rows in live + idle] or [no_tokens]
+            divisor = parallel.global_sum(self, torch.stack(counts).sum()).clamp(min=1)
             losses = [partial(policy.loss, batch.select(rows), divisor) for rows in live]
             with parallel.optimiser_state_on(self.device, optimizer, policy.offload_optimizer):
                 parallel.optimiser_step(self, policy, optimizer, losses, tally)

@@ -8,7 +8,7 @@ rows are moved to the left and need no mask: attention takes its causal fast pat
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +27,9 @@ Hidden = Float[Tensor, "sampled hidden"]
 
 class Layout(ABC):
     """How the tokens of a micro-batch are laid out for one pass of the decoder."""
+
+    shares_prompts: ClassVar[bool] = False
+    """Whether rollouts of a group cost less together."""
 
     def check(self, attention: str) -> None:
         """Refuse an attention implementation that cannot read this layout.
@@ -104,6 +107,8 @@ class SharedPrompt(Layout):
     Only attention sees rollouts: keys and values of a prompt are handed to all of its completions.
     Same gradient as `Padded`, since a prompt's hidden states do not depend on what follows.
     """
+
+    shares_prompts: ClassVar[bool] = True
 
     def check(self, attention: str) -> None:
         if attention not in ("sdpa", SHARED_ATTENTION):

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from ssgrpo_lightning.metrics import credit_sums, rollout_sums
-from ssgrpo_lightning.parallel import global_max, global_sum
+from ssgrpo_lightning.metrics import Sums, credit_sums, rollout_sums
+from ssgrpo_lightning.parallel import global_max, global_sum, objects
 from ssgrpo_lightning.records import Rollouts, StepScores
 from ssgrpo_lightning.rollouts import step_texts
 from ssgrpo_lightning.stored import to_rows
@@ -32,13 +32,10 @@ def update_row(
     if module.estimator is not None:
         calls, count = float(scores.calls), float(len(rollouts))
         sums["estimator/calls_per_rollout"] = torch.tensor(calls), torch.tensor(count)
-    row = {}
-    for name, pair in sums.items():
-        total, count = global_sum(module, torch.stack([x.to(module.device) for x in pair])).tolist()
-        row[name] = total / count if count else 0.0
+    row = _means(module, sums)
     lengths = rollouts.completion_lengths.float()
-    row["completions/max_length"] = float(global_max(module, lengths.max()))
-    row["completions/min_length"] = -float(global_max(module, (-lengths).max()))
+    longest, shortest = global_max(module, torch.stack([lengths.max(), -lengths.min()])).tolist()
+    row["completions/max_length"], row["completions/min_length"] = longest, -shortest
     module.num_tokens += int(global_sum(module, rollouts.attended.sum()))
     optimizers = module.optimizers_by_name()
     total = max(sum(module.seconds.values()), 1e-9)
@@ -59,6 +56,17 @@ def update_row(
     if "estimator" in optimizers:
         row["estimator/learning_rate"] = optimizers["estimator"].param_groups[0]["lr"]
     return row
+
+
+def _means(module: "SSGRPO", sums: Sums) -> dict[str, float]:
+    """Quotient of the two sums of each name, over all ranks; a name need not be known to all."""
+    table = [torch.stack([x.to(module.device).double() for x in pair]) for pair in sums.values()]
+    totals: dict[str, tuple[float, float]] = {}
+    for own in objects(module, dict(zip(sums, torch.stack(table).tolist()))):
+        for name, (total, count) in own.items():
+            known = totals.get(name, (0.0, 0.0))
+            totals[name] = known[0] + total, known[1] + count
+    return {name: total / count if count else 0.0 for name, (total, count) in totals.items()}
 
 
 def log_row(module: "SSGRPO", row: dict[str, float]) -> None:

@@ -250,14 +250,21 @@ class Resampler:
         return self.judge.begin(texts, [p.problem for p in part for _ in range(repeats)])
 
 
-def minibatches(rollouts: Rollouts, count: int, generator: torch.Generator) -> list[Rows]:
-    """Rows of each optimiser step of a pass: whole groups, in random order if there are several."""
-    groups = rollouts.group.unique()
+def minibatches(
+    group: Int[Tensor, " rollout"], groups: int, count: int, generator: torch.Generator
+) -> list[Rows]:
+    """Rows of each optimiser step of a pass: whole groups, in random order if there are several.
+
+    Args:
+        group: Group of each rollout of this rank.
+        groups: Groups of all ranks, which split them alike.
+        count: Optimiser steps.
+        generator: Randomness of the order, the same on every rank.
+    """
     if count == 1:
-        return [torch.arange(len(rollouts), device=groups.device)]
-    order = torch.randperm(len(groups), generator=generator).to(groups.device)
-    parts = groups[order].tensor_split(count)
-    return [torch.isin(rollouts.group, part).nonzero()[:, 0] for part in parts if len(part)]
+        return [torch.arange(len(group), device=group.device)]
+    parts = torch.randperm(groups, generator=generator).to(group.device).tensor_split(count)
+    return [torch.isin(group, part).nonzero()[:, 0] for part in parts if len(part)]
 
 
 def whole_groups(rollouts: Rollouts, groups: int) -> Iterator[Rows]:

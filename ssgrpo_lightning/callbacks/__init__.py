@@ -1,6 +1,7 @@
 """Everything optional around the alternation, as Lightning callbacks."""
 
 from ssgrpo_lightning.callbacks.adversarial import Adversarial
+from ssgrpo_lightning.callbacks.collectives import CollectiveCount
 from ssgrpo_lightning.callbacks.progress import PhaseBar
 from ssgrpo_lightning.callbacks.rollout_log import RolloutLog
 from ssgrpo_lightning.callbacks.run import PredictionWriter, RunConfig
@@ -11,6 +12,7 @@ from ssgrpo_lightning.callbacks.weight_entropy import WeightEntropy
 
 __all__ = [
     "Adversarial",
+    "CollectiveCount",
     "PhaseBar",
     "PredictionWriter",
     "RolloutLog",

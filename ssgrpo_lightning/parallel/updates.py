@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 
 import lightning as L
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ssgrpo_lightning.estimator_module import EstimatorModule
-from ssgrpo_lightning.parallel.collectives import global_max, global_min, global_sum
+from ssgrpo_lightning.parallel.collectives import global_max, objects
 from ssgrpo_lightning.parallel.strategies import average_whole
 from ssgrpo_lightning.policy_module import PolicyModule
 
@@ -31,19 +32,18 @@ class Tally:
         """Every sum over all ranks, divided by that of `per`.
 
         Losses and norms are whole already, and divided by the number of optimiser steps; extremes
-        are those of all ranks.
+        are those of all ranks. A rank that only made idle passes has fewer names.
         """
-        steps = self.sums.get("steps", torch.ones(()))
-        wholes = {"loss", "grad_norm"}
-        over_ranks = {torch.add: global_sum, torch.minimum: global_min, torch.maximum: global_max}
-        totals = {
-            name: total
-            if name in ("grad_norm", "steps")
-            else over_ranks[_merging(name)](module, total)
-            for name, total in sorted(self.sums.items())
-        }
+        known = {name: float(total) for name, total in self.sums.items()}
+        of_ranks = objects(module, known)
+        totals: dict[str, Tensor] = {}
+        for name in sorted({name for sums in of_ranks for name in sums}):
+            parts = [torch.tensor(sums[name]) for sums in of_ranks if name in sums]
+            same = name in ("grad_norm", "steps")
+            totals[name] = parts[0] if same else reduce(_merging(name), parts)
+        steps = totals.get("steps", torch.ones(()))
         return {
-            name: total / (steps if name in wholes else totals[per]).clamp(min=1)
+            name: total / (steps if name in ("loss", "grad_norm") else totals[per]).clamp(min=1)
             if _merging(name) is torch.add
             else total
             for name, total in totals.items()

@@ -18,7 +18,7 @@ from ssgrpo_lightning.advantages import (
     WeighDuplicates,
     outcomes_of,
 )
-from ssgrpo_lightning.parallel import everyones
+from ssgrpo_lightning.parallel import collectives, everyones
 from ssgrpo_lightning.records import Outcomes, Verdict
 from ssgrpo_lightning.rollouts import assemble
 
@@ -140,15 +140,11 @@ class Two(L.LightningModule):
     def trainer(self):
         return SimpleNamespace(world_size=2, global_rank=self.rank)
 
-    def all_gather(self, x):
-        # Groups are numbered by rank before they are sent, all else is the same on both.
-        numbered = 2 * (x.dtype == torch.long and x.unique().numel() == 2)
-        return torch.stack([x + numbered * (rank - self.rank) for rank in (0, 1)])
-
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("advantage", [BatchWhitened(), GroupRelative("batch"), GroupRelative()])
-def test_statistics_over_the_batch_are_those_of_all_ranks(rank, advantage):
+def test_statistics_over_the_batch_are_those_of_all_ranks(rank, advantage, monkeypatch):
+    monkeypatch.setattr(collectives, "objects", lambda _, own: [own, own])
     everyone, rows = everyones(Two(rank), outcomes([1.0, 0.0, 1.0, 1.0], size=2))
     assert rows == slice(4 * rank, 4 * rank + 4)
     whole = outcomes([1.0, 0.0, 1.0, 1.0] * 2, size=2)

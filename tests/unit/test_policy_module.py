@@ -21,7 +21,7 @@ from ssgrpo_lightning.losses import (
     Surrogate,
     TokenTruncated,
 )
-from ssgrpo_lightning.parallel import Tally, pooled
+from ssgrpo_lightning.parallel import Tally, collectives, pooled
 from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.policy_module import RATIO, PolicyModule
 from ssgrpo_lightning.records import CreditedRollouts
@@ -47,17 +47,13 @@ class Table(Policy):
 
 
 class Ranks(L.LightningModule):
-    """Rank 0 of one or two, of which the other has three numbers."""
+    """Rank 0 of one or two."""
 
     trainer = None
 
     def __init__(self, count):
         super().__init__()
         self.trainer = SimpleNamespace(world_size=count)
-
-    def all_gather(self, x):
-        other = torch.tensor(3) if x.ndim == 0 else torch.tensor([7.0, 8.0, 9.0])
-        return torch.stack([x, other])
 
 
 def module_of(**fields):
@@ -217,7 +213,12 @@ def test_only_the_tokens_of_highest_entropy_keep_their_advantage(batch):
     assert torch.equal(wider.advantages, batch.advantages)
 
 
-def test_numbers_of_ranks_that_differ_in_count_come_together():
+def test_numbers_of_ranks_that_differ_in_count_come_together(monkeypatch):
+    def with_another(module, x):  # which has three numbers
+        other = torch.tensor(3) if x.ndim == 0 else torch.tensor([7.0, 8.0, 9.0])
+        return torch.stack([x, other])
+
+    monkeypatch.setattr(collectives, "stacked", with_another)
     assert pooled(Ranks(2), torch.tensor([1.0])).tolist() == [1, 7, 8, 9]
 
 
