@@ -93,7 +93,7 @@ class SSGRPOCLI(LightningCLI):
         if self.subcommand == "plan":
             # One process without GPUs stands for all that the config asks for.
             trainer = Trainer(accelerator="cpu", logger=False, precision=config.get("precision"))
-            trainer.ranks = Ranks.of(config)
+            trainer.ranks = Ranks.of({**config})
             return trainer
         callback_keys = self._parser(self.subcommand).callback_keys
         for flag, key in OPTIONAL.items():
