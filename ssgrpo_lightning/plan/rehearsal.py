@@ -87,7 +87,6 @@ def rehearse(
         unsynced: The context of all but the last micro-batch of a step, where whole gradients are
             kept until then.
     """
-    assert module.policy is not None
     rollouts, optimizer = batch.rollouts, _optimizer(module, on_gpu)
     per_step = torch.arange(len(rollouts)).tensor_split(minibatches)
     split = [module.micro_batches(rollouts, rows) for rows in per_step]
