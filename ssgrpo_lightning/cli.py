@@ -1,4 +1,4 @@
-"""The command line from YAML: Lightning's commands, ``audit`` and ``export``."""
+"""The command line from YAML: Lightning's commands, ``audit``, ``plan`` and ``export``."""
 
 import logging
 import sys
@@ -39,6 +39,7 @@ from ssgrpo_lightning.callbacks import (
 )
 from ssgrpo_lightning.checkpoints import WholeFiles, last_of, run_to_go_on_in
 from ssgrpo_lightning.metrics_file import MetricsFile, read_rows
+from ssgrpo_lightning.plan.ranks import Ranks
 from ssgrpo_lightning.trainer import Trainer
 
 TRAINER_DEFAULTS = {
@@ -52,7 +53,7 @@ TRAINER_DEFAULTS = {
 }
 
 # Commands of our Trainer need no devices, also where the config was made for many.
-OURS = ("audit", "export")
+OURS = ("audit", "plan", "export")
 ONE_PROCESS = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 
 OPTIONAL = {
@@ -101,6 +102,11 @@ class SSGRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Metrics always go to ``metrics.csv`` in the run folder, whatever else logs them."""
         config = self._get(self.config_init, "trainer")
+        if self.subcommand == "plan":
+            # One process without GPUs stands for all that the config asks for.
+            trainer = Trainer(accelerator="cpu", logger=False, precision=config.get("precision"))
+            trainer.ranks = Ranks.of({**config})
+            return trainer
         callback_keys = self._parser(self.subcommand).callback_keys
         for flag, keys in OPTIONAL.items():
             if config.get(flag) is False:

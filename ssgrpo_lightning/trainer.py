@@ -1,5 +1,7 @@
-"""Lightning's Trainer with more commands: an audit of the verifier, export of a policy."""
+"""Lightning's Trainer with more commands: audit of a verifier, plan of the hardware, export."""
 
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +11,20 @@ from lightning.pytorch.cli import SaveConfigCallback
 from ssgrpo_lightning.alternation import SSGRPO
 from ssgrpo_lightning.data import RolloutDataModule
 from ssgrpo_lightning.export import export
+from ssgrpo_lightning.plan.estimate import Assumptions
+from ssgrpo_lightning.plan.hardware import THIS_MACHINE, hardware_of
+from ssgrpo_lightning.plan.page import page
+from ssgrpo_lightning.plan.ranks import Ranks
+from ssgrpo_lightning.plan.study import Question, study
 from ssgrpo_lightning.tasks import Split
 from ssgrpo_lightning.verifiers.audit import audit
 
 
 class Trainer(L.Trainer):
-    """Lightning's Trainer, which can also audit a verifier and export a policy."""
+    """Lightning's Trainer, which can also audit a verifier, plan a run and export a policy."""
+
+    ranks = Ranks()
+    """What the config's trainer asks for; a plan is made in a single process without GPUs."""
 
     def audit(
         self,
@@ -89,3 +99,50 @@ class Trainer(L.Trainer):
         saver = next(c for c in self.callbacks if isinstance(c, SaveConfigCallback))  # pyright: ignore
         config = saver.parser.dump(saver.config, skip_none=False)
         print(export(model.policy, ckpt_path, out, adapter, dtype, named, config))
+
+    def plan(
+        self,
+        model: L.LightningModule,
+        datamodule: L.LightningDataModule | None = None,
+        hardware: str | None = None,
+        architecture: Path | None = None,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        assumptions: Assumptions = Assumptions(),
+        out: Path | None = None,
+    ) -> None:
+        """Say what an update of the config takes of every GPU, without any: memory, FLOPs, seconds.
+
+        The policy is built of fake tensors from its config, spread as the strategy says, and goes
+        through one update. No weights are read. Exits with 1 if it does not fit.
+
+        Args:
+            model: Whose update is planned.
+            datamodule: Says how many rollouts it has.
+            hardware: A100-40GB, A100-80GB, H100, H200, L4, A10, RTX-4090, or this-machine for its
+                processor; null: A100-80GB, or this-machine where the trainer's accelerator is cpu.
+            architecture: Config of the policy, a JSON file of transformers; null: that of
+                `policy.model.name`.
+            prompt_tokens: Tokens of every prompt; null: `policy.max_prompt_tokens`.
+            completion_tokens: Tokens of every completion; null: `policy.sampling.max_new_tokens`.
+            assumptions: What cannot be derived.
+            out: JSON file to write.
+        """
+        if not isinstance(model, SSGRPO) or not isinstance(datamodule, RolloutDataModule):
+            raise ValueError(
+                f"model is {type(model).__name__} with data {type(datamodule).__name__}, must be "
+                "SSGRPO with a RolloutDataModule: only their updates can be planned"
+            )
+        device = hardware_of(hardware or ("A100-80GB" if self.ranks.on_gpu else THIS_MACHINE))
+        context = self.precision_plugin.forward_context
+        question = Question(
+            self.ranks, device, context, architecture, prompt_tokens, completion_tokens
+        )
+        found = study(model, datamodule, question, assumptions)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            facts = {**asdict(found), "peak": found.peak, "fits": found.fits}
+            out.write_text(dumps(facts, indent=2))
+        print(page(found, f"One update of {model.policy.model.name} on {device.name}"))
+        if not found.fits:
+            raise SystemExit(1)

@@ -91,9 +91,14 @@ class FSDP2(ModelParallelStrategy):
         names = ("replica", "shard")
         return init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
 
-    def shard(self, module: nn.Module) -> None:
-        """Spread every `Shardable` within a module; before its optimisers are made."""
-        mesh = self.mesh()
+    def shard(self, module: nn.Module, mesh: DeviceMesh | None = None) -> None:
+        """Spread every `Shardable` within a module; before its optimisers are made.
+
+        Args:
+            module: The module.
+            mesh: Ranks to spread over; None: those of the run.
+        """
+        mesh = mesh or self.mesh()
         models = [m for m in module.modules() if isinstance(m, Shardable)]
         # A trainer that is used again finds them as they are.
         for model in [m for m in models if not isinstance(m, FSDPModule)]:

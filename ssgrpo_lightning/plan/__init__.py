@@ -1,0 +1,1 @@
+"""What a config would take on hardware that is not here: memory, work, time."""
