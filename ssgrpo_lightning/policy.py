@@ -125,9 +125,9 @@ class Pretrained:
     def _model(self, gradient_checkpointing: bool) -> Any:
         model = self.weights()
         if "gguf_file" in self.source():
-            # The weights are plain numbers by now; these marks say otherwise.
+            # The weights are plain numbers by now; these marks, where they are, say otherwise.
             model.hf_quantizer = None
-            del model.config.quantization_config
+            vars(model.config).pop("quantization_config", None)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model.train()

@@ -2,9 +2,9 @@
 
 import json
 import os
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -15,9 +15,9 @@ from ssgrpo_lightning.bench.runs import named
 from ssgrpo_lightning.bench.throughput.arms import FLOOR, GRPO, Gate, Workload
 from ssgrpo_lightning.cli import main
 from ssgrpo_lightning.credit import outcome_scores
-from ssgrpo_lightning.engines import RolloutEngine, Sampling, TransformersEngine
+from ssgrpo_lightning.engines import RolloutEngine, Samples, Sampling, TransformersEngine
 from ssgrpo_lightning.layout import micro_batches
-from ssgrpo_lightning.policy import Pretrained
+from ssgrpo_lightning.policy import Policy, Pretrained
 from ssgrpo_lightning.records import Rollouts
 from ssgrpo_lightning.rollouts import collect
 
@@ -88,7 +88,7 @@ class UpdateGate(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Time the engine apart from the rest of its phase."""
         assert isinstance(pl_module, Module)
-        pl_module.engine = timed_engine(self.gate, pl_module.engine)
+        pl_module.engine = TimedEngine(self.gate, pl_module.engine)
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Wait for a request."""
@@ -106,10 +106,21 @@ class UpdateGate(L.Callback):
         self.gate.report = facts(rollouts, int(live.sum()))
 
 
-def timed_engine(gate: Gate, engine: RolloutEngine) -> Any:
-    """An engine whose sampling counts as a phase of its own."""
-    stream = gate.clock.timed("generate", lambda *args: list(engine.stream(*args)))
-    return SimpleNamespace(stream=stream, close=engine.close)
+class TimedEngine(RolloutEngine):
+    """Another engine, whose sampling counts as a phase of its own."""
+
+    def __init__(self, gate: Gate, engine: RolloutEngine) -> None:
+        self.engine = engine
+        self.timed = gate.clock.timed("generate", lambda *args: list(engine.stream(*args)))
+
+    def generate(self, *arguments: Any) -> Samples:
+        return self.engine.generate(*arguments)
+
+    def stream(self, *arguments: Any) -> Iterator[Samples]:
+        return iter(self.timed(*arguments))
+
+    def close(self, policy: Policy) -> None:
+        self.engine.close(policy)
 
 
 def floor(gate: Gate, workload: Workload, updates: int) -> None:
@@ -122,7 +133,7 @@ def floor(gate: Gate, workload: Workload, updates: int) -> None:
     policy = Pretrained(workload.model).load().to(workload.device)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=workload.lr, weight_decay=0.0)
     sampling = Sampling(workload.max_new_tokens, workload.temperature)
-    arguments = (policy, timed_engine(gate, TransformersEngine()), workload.judge)
+    arguments = (policy, TimedEngine(gate, TransformersEngine()), workload.judge)
 
     def train(rollouts: Rollouts) -> int:
         advantages = outcome_scores(rollouts).advantages
