@@ -151,7 +151,7 @@ class SSGRPOCLI(LightningCLI):
                 if found is None:
                     print(f"no checkpoint below {root} yet: the run starts from the beginning")
                 path = config["ckpt_path"] = None if found is None else str(found)
-            if path is None or "://" in path or path in ("best", "hpc") or Path(path).is_dir():
+            if path is None or path in ("best", "hpc") or "://" in str(path) or Path(path).is_dir():
                 return
             checkpoints.read(Path(path))
         except ValueError as error:

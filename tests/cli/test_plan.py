@@ -38,7 +38,7 @@ def plan(capsys, configs, size, *more) -> list[str]:
 
 def peak(lines) -> tuple[float, float]:
     words = lines[-1].split()
-    assert words[:3] + words[4::2] == ["peak", "per", "GPU:", "GiB", "GiB"]
+    assert words[:3] + words[4::3] == ["peak", "per", "GPU:", "GiB", "GiB"]
     return float(words[3]), float(words[6])
 
 
