@@ -294,3 +294,14 @@ def step_texts(rollouts: Rollouts, policy: Policy, row: int) -> list[str]:
     for piece, step in zip(pieces, rollouts.step[row][mask].tolist()):
         texts[step] += piece
     return texts
+
+
+def step_labels(
+    rollouts: Rollouts, policy: Policy, label: Callable[[Problem, Sequence[str]], list[bool]]
+) -> Bool[Tensor, "rollout step"]:
+    """A task's own label of every step; False where there is none."""
+    labels = torch.zeros(len(rollouts), rollouts.steps, dtype=torch.bool)
+    for row, problem in enumerate(rollouts.problems):
+        found = label(problem, step_texts(rollouts, policy, row))
+        labels[row, : len(found)] = torch.tensor(found, dtype=torch.bool)
+    return labels

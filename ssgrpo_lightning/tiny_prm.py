@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torchmetrics.functional.classification import binary_auroc
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification
 
-from ssgrpo_lightning.bench.audit import step_labels
-from ssgrpo_lightning.bench.figures import auc
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.functional import step_lengths
 from ssgrpo_lightning.policy import TINY_POLICY, Policy, Pretrained
@@ -24,7 +23,7 @@ from ssgrpo_lightning.process_rewards import (
     TokenClassifierPRM,
 )
 from ssgrpo_lightning.records import Problem, Rollouts
-from ssgrpo_lightning.rollouts import Judge, collect
+from ssgrpo_lightning.rollouts import Judge, collect, step_labels
 from ssgrpo_lightning.segmenters import ByLine
 from ssgrpo_lightning.tasks import ChainArithmetic
 from ssgrpo_lightning.verifiers import FinalNumber
@@ -99,8 +98,7 @@ def step_auc(prm: ProcessRewardModel, data: list[tuple[Rollouts, torch.Tensor]])
         mask = step_lengths(rollouts.step, rollouts.steps) > 0
         scores.append(prm(rollouts)[mask])
         labels.append(truth[mask])
-    found = torch.cat(scores)
-    return float(auc(found, torch.cat(labels), torch.ones(len(found))))
+    return float(binary_auroc(torch.cat(scores).sigmoid(), torch.cat(labels).long()))
 
 
 def main() -> None:

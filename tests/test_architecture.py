@@ -44,12 +44,11 @@ LAYERS = [
     {"estimator_module"},
     {"parallel"},
     {"reporting", "probing", "evaluation", "settings", "collection", "run_state", "faults"},
-    {"alternation", "tiny_policy"},
+    {"alternation", "tiny_policy", "tiny_prm"},
     {"report", "plan"},
     {"callbacks", "trainer"},
     {"cli"},
     {"bench"},
-    {"tiny_prm"},
 ]
 DOORS = {
     "transformers": {
@@ -86,7 +85,7 @@ DOORS = {
     "wandb_workspaces": {"callbacks"},
     "datasets": {"tasks", "bench"},
     "trl": {"bench"},
-    "torchmetrics": {"metrics"},
+    "torchmetrics": {"metrics", "tiny_prm"},
     "vllm": {"engines"},
 }
 

@@ -1,6 +1,6 @@
 """What step credit is audited against: exact advantages by re-rollouts, step truth, gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from tqdm import tqdm
 from ssgrpo_lightning.engines import Sampling, TransformersEngine
 from ssgrpo_lightning.functional import spread_steps, step_advantages, step_lengths
 from ssgrpo_lightning.policy import Policy
-from ssgrpo_lightning.records import Problem, Rollouts
-from ssgrpo_lightning.rollouts import Judge, Resampler, step_prefixes, step_texts
+from ssgrpo_lightning.records import Rollouts
+from ssgrpo_lightning.rollouts import Judge, Resampler, step_prefixes
 
 PerStep = Float[Tensor, "rollout step"]
 
@@ -29,17 +29,6 @@ def exact_gains(
     found = resample(step_prefixes(rollouts, mask), repeats, rollouts.policy_step)
     before = torch.zeros(mask.shape).masked_scatter(mask, found)
     return step_advantages(before.roll(-1, 1), rollouts.rewards, before[:, 0], mask)
-
-
-def step_labels(
-    rollouts: Rollouts, policy: Policy, label: Callable[[Problem, Sequence[str]], list[bool]]
-) -> Bool[Tensor, "rollout step"]:
-    """A task's own label of every step; False where there is none."""
-    labels = torch.zeros(len(rollouts), rollouts.steps, dtype=torch.bool)
-    for row, problem in enumerate(rollouts.problems):
-        found = label(problem, step_texts(rollouts, policy, row))
-        labels[row, : len(found)] = torch.tensor(found, dtype=torch.bool)
-    return labels
 
 
 class Gradients(NamedTuple):

@@ -4,6 +4,7 @@ All rollouts are sampled from a trained policy; the truth of a step is the task'
 advantage comes from re-rollouts of every prefix.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +23,8 @@ from ssgrpo_lightning.bench.credit_page import CALIBRATED, COLUMNS, DEFAULT, PLA
 from ssgrpo_lightning.bench.measure import (
     DRAWS,
     GROUP,
+    JUDGE,
+    SAMPLING,
     Setting,
     describe,
     measure,
@@ -32,16 +35,20 @@ from ssgrpo_lightning.bench.measure import (
 )
 from ssgrpo_lightning.controls import ShuffledWeights
 from ssgrpo_lightning.credit import (
+    GAE,
     Broadcast,
     CreditRule,
     Hindsight,
     ProcessAdvantage,
     PublishedProduct,
     SignAware,
+    StepAdvantage,
     Survival,
     ValueGain,
     outcome_scores,
 )
+from ssgrpo_lightning.critic import SharedTrunk
+from ssgrpo_lightning.engines import TransformersEngine
 from ssgrpo_lightning.estimator_module import EstimatorModule
 from ssgrpo_lightning.estimators import (
     CausalSteps,
@@ -50,12 +57,21 @@ from ssgrpo_lightning.estimators import (
     PublishedEncoder,
     SharedState,
 )
-from ssgrpo_lightning.objectives import LeaveOneOut, NoisyAnd, Objective, PublishedMSE
+from ssgrpo_lightning.monte_carlo import MonteCarlo
+from ssgrpo_lightning.objectives import (
+    LeaveOneOut,
+    NoisyAnd,
+    Objective,
+    PublishedMSE,
+    ValueRegression,
+)
 from ssgrpo_lightning.policy import TINY_POLICY, Pretrained
-from ssgrpo_lightning.records import Rollouts, StepScores
-from ssgrpo_lightning.rollouts import whole_groups
+from ssgrpo_lightning.process_rewards import ProcessRewardModel
+from ssgrpo_lightning.records import StepScores
+from ssgrpo_lightning.rollouts import Resampler, whole_groups
 from ssgrpo_lightning.tasks import ChainArithmetic, DecoyChain, FillerChain
 from ssgrpo_lightning.tiny_policy.build import RECIPES, load_or_build
+from ssgrpo_lightning.tiny_prm import classifier, train
 
 SHIPPED = "ChainArithmetic"
 # Groups measured and re-rollouts of every prefix; fewer (128, 8) of the variants, so that all of
@@ -68,39 +84,61 @@ class System:
     """One compared system: what scores a step, and what makes credit of it."""
 
     rule: CreditRule
-    estimator: Callable[[], Estimator] | None = None
+    estimator: Callable[[Setting], Estimator] | None = None
     objective: Objective = NoisyAnd()
     lr: float = 1e-3
+    epochs: int = 1
+    """Passes over the training groups."""
 
 
 def systems(task: ChainArithmetic) -> dict[str, System]:
     """All that are compared, each with its weighting fully open."""
+
+    def exact(setting: Setting) -> Estimator:
+        return ExactSteps(task)
+
+    def shared(setting: Setting) -> Estimator:
+        return SharedState()
+
     return {
         PLAIN: System(Broadcast()),
-        "exact steps, survival": System(Survival(), lambda: ExactSteps(task)),
-        "exact steps, hindsight": System(Hindsight(), lambda: ExactSteps(task)),
-        "exact steps, process reward": System(
-            ProcessAdvantage(), lambda: ExactSteps(task), PublishedMSE()
-        ),
-        "published": System(PublishedProduct(), PublishedEncoder, PublishedMSE()),
-        "published, sign-aware": System(SignAware(), PublishedEncoder, PublishedMSE()),
-        "group statistics": System(SignAware(), GroupStatistics, LeaveOneOut()),
-        DEFAULT: System(ValueGain(), SharedState, LeaveOneOut(), lr=1e-2),
-        "shuffled": System(ShuffledWeights(), SharedState, LeaveOneOut(), lr=1e-2),
-        "causal steps": System(ValueGain(), CausalSteps),
-        "group confidence": System(Hindsight(), GroupConfidence, lr=1e-2),
+        "exact steps, survival": System(Survival(), exact),
+        "exact steps, hindsight": System(Hindsight(), exact),
+        "exact steps, process reward": System(ProcessAdvantage(), exact, PublishedMSE()),
+        "process reward model": System(ProcessAdvantage(), process_reward_model, PublishedMSE()),
+        "Monte Carlo": System(StepAdvantage(), lambda _: MonteCarlo(4), PublishedMSE()),
+        "critic": System(GAE(), lambda _: SharedTrunk(), ValueRegression(clip=0.2), epochs=4),
+        "published": System(PublishedProduct(), lambda _: PublishedEncoder(), PublishedMSE()),
+        "published, sign-aware": System(SignAware(), lambda _: PublishedEncoder(), PublishedMSE()),
+        "group statistics": System(SignAware(), lambda _: GroupStatistics(), LeaveOneOut()),
+        DEFAULT: System(ValueGain(), shared, LeaveOneOut(), lr=1e-2),
+        "shuffled": System(ShuffledWeights(), shared, LeaveOneOut(), lr=1e-2),
+        "causal steps": System(ValueGain(), lambda _: CausalSteps()),
+        "group confidence": System(Hindsight(), lambda _: GroupConfidence(), lr=1e-2),
     }
 
 
-def fit(system: System, rollouts: Rollouts, seed: int) -> EstimatorModule | None:
-    """The system's estimator after one pass over the groups, 32 of them a step."""
+def process_reward_model(setting: Setting) -> ProcessRewardModel:
+    """A token classifier that starts from the policy, trained on exact labels of the groups."""
+    with tempfile.TemporaryDirectory() as folder:
+        setting.policy.save(Path(folder, "policy"))
+        prm = classifier(Pretrained(str(Path(folder, "policy"))), Path(folder, "prm"))
+        train(prm, [(setting.train, setting.train_truth)], epochs=4)
+    return prm
+
+
+def fit(system: System, setting: Setting, seed: int) -> EstimatorModule | None:
+    """The system's estimator once it has learnt from the training groups, 32 of them a step."""
     if system.estimator is None:
         return None
     torch.manual_seed(seed)
-    module = EstimatorModule(torch.optim.AdamW, system.estimator(), system.objective)
+    policy, rollouts = setting.policy, setting.train
+    module = EstimatorModule(torch.optim.AdamW, system.estimator(setting), system.objective)
+    engine = TransformersEngine()
+    module.estimator.bind(policy, Resampler(policy, engine, JUDGE, SAMPLING, seed=2))
     if module.learns:
         optimizer = torch.optim.AdamW(module.parameters(), lr=system.lr, weight_decay=0.01)
-        for rows in whole_groups(rollouts, 32):
+        for rows in list(whole_groups(rollouts, 32)) * system.epochs:
             loss, _ = module.fresh_loss(rollouts.select(rows))
             optimizer.zero_grad()
             loss.backward()
@@ -121,7 +159,7 @@ class Run:
 
 def run(system: System, setting: Setting, seed: int) -> Run:
     """Fit on the training groups, then score the held-out ones and make credit."""
-    module = fit(system, setting.train, seed)
+    module = fit(system, setting, seed)
     outcomes = outcome_scores(setting.test)
     start = time.perf_counter()
     scores = outcomes if module is None else module.score(setting.test, outcomes)
@@ -160,6 +198,7 @@ def compare(setting: Setting, task: ChainArithmetic, seeds: int = 1) -> dict[str
     found = {name: summary(of) for name, of in draws.items()}
     for name, of in runs.items():
         found[name]["ms_per_rollout"] = sum(one.ms_per_rollout for one in of) / len(of)
+        found[name]["calls_per_rollout"] = of[0].scores.calls / len(setting.test)
     last = runs[DEFAULT][0].scores
     only = last.scores.gather(1, (last.mask.sum(1) - 1).clamp(min=0)[:, None])[:, 0]
     return {

@@ -19,6 +19,7 @@ COLUMNS = {
     "calibration_error": "calibration",
     "outcome_auc": "outcome AUC",
     "ms_per_rollout": "ms",
+    "calls_per_rollout": "calls",
 }
 """Figures of the table, and what they are called there."""
 BEST: dict[str, charts.Better] = {
@@ -140,11 +141,12 @@ def _shortcuts(name: str, found: Row) -> Section:
 
 
 def _rows(systems: Mapping[str, Row]) -> list[dict[str, object]]:
-    def shown(key: str, value: float | None) -> float | None:
+    def shown(row: Row, key: str) -> float | None:
         # An oracle's error of 7e-6 is none, and so are the microseconds of doing nothing.
-        return None if value is None else round(value, 2 if key == "ms_per_rollout" else 4)
+        digits = 4 if f"{key}_interval" in row else 2
+        return None if row[key] is None else round(row[key], digits)
 
     return [
-        {"system": name, **{column: shown(key, row[key]) for key, column in COLUMNS.items()}}
+        {"system": name, **{column: shown(row, key) for key, column in COLUMNS.items()}}
         for name, row in systems.items()
     ]

@@ -13,12 +13,12 @@ from ssgrpo_lightning.functional import mixed_groups, others_mean
 from ssgrpo_lightning.metrics import first_error, last_value
 from ssgrpo_lightning.policy import Policy
 from ssgrpo_lightning.records import Problem, Rollouts, StepScores
-from ssgrpo_lightning.rollouts import Judge, collect
+from ssgrpo_lightning.rollouts import Judge, collect, step_labels
 from ssgrpo_lightning.segmenters import ByLine
 from ssgrpo_lightning.tasks import ChainArithmetic
 from ssgrpo_lightning.verifiers import FinalNumber
 
-JUDGE, GROUP, DRAWS = Judge(FinalNumber("#"), ByLine()), 8, 200
+JUDGE, SAMPLING, GROUP, DRAWS = Judge(FinalNumber("#"), ByLine()), Sampling(96), 8, 200
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Setting:
 
     policy: Policy
     train: Rollouts
+    train_truth: Tensor
     test: Rollouts
     truth: Tensor
     relevant: Tensor
@@ -44,22 +45,22 @@ def prepare(task: ChainArithmetic, policy: Policy, train: int, test: int, n: int
         n: Re-rollouts of every prefix; with 0 the exact advantages are left at 0.
     """
     problems = task.problems("train")
-    sampling = Sampling(96)
 
     def groups(part: list[Problem]) -> Rollouts:
-        return collect(policy, TransformersEngine(), JUDGE, part, GROUP, sampling, 0, 0)
+        return collect(policy, TransformersEngine(), JUDGE, part, GROUP, SAMPLING, 0, 0)
 
-    held_out = groups(problems[train : train + test])
-    truth = audit.step_labels(held_out, policy, task.step_truth)
+    learnt, held_out = groups(problems[:train]), groups(problems[train : train + test])
+    truth = step_labels(held_out, policy, task.step_truth)
     exact = (
-        audit.exact_gains(policy, held_out, JUDGE, sampling, n) if n else torch.zeros(truth.shape)
+        audit.exact_gains(policy, held_out, JUDGE, SAMPLING, n) if n else torch.zeros(truth.shape)
     )
     return Setting(
         policy,
-        groups(problems[:train]),
+        learnt,
+        step_labels(learnt, policy, task.step_truth),
         held_out,
         truth,
-        audit.step_labels(held_out, policy, task.relevant),
+        step_labels(held_out, policy, task.relevant),
         exact,
     )
 

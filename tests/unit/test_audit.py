@@ -13,6 +13,7 @@ from ssgrpo_lightning.bench.measure import JUDGE, Setting, describe, prepare
 from ssgrpo_lightning.engines import Sampling
 from ssgrpo_lightning.functional import mixed_groups
 from ssgrpo_lightning.metrics import first_error
+from ssgrpo_lightning.rollouts import step_labels
 from ssgrpo_lightning.tasks import ChainArithmetic
 
 
@@ -28,7 +29,7 @@ def test_exact_gains_add_up_to_the_outcome(policy, rollouts):
 def test_steps_without_a_future_change_nothing(policy, rollouts, task):
     """After an error hardly anything can be lost any more."""
     gains = audit.exact_gains(policy, rollouts, JUDGE, Sampling(48), repeats=4)
-    truth = audit.step_labels(rollouts, policy, task.step_truth)
+    truth = step_labels(rollouts, policy, task.step_truth)
     first = first_error(truth, audit.tokens_per_step(rollouts) > 0)
     wrong = (first >= 0) & (rollouts.rewards == 0)
     at_error = gains[wrong].gather(1, first[wrong][:, None]).mean()
@@ -101,6 +102,12 @@ def test_what_learns_has_a_figure_a_seed_and_what_does_not_has_one(found):
     seeds = rows["SS-GRPO (quickstart)"]["step_auc_seeds"]
     assert len(seeds) == 2 and len(rows["group statistics"]["step_auc_seeds"]) == 1
     assert rows["SS-GRPO (quickstart)"]["step_auc"] == pytest.approx(sum(seeds) / 2)
+
+
+def test_what_each_system_buys_is_counted(found):
+    calls = {name: row["calls_per_rollout"] for name, row in found["systems"].items()}
+    assert calls["Monte Carlo"] > 1 and calls["process reward model"] >= 3
+    assert calls["SS-GRPO (quickstart)"] == calls["critic"] == calls["plain GRPO"] == 0
 
 
 def test_what_sees_the_prompt_alone_cannot_tell_rollouts_of_a_group_apart(found):
